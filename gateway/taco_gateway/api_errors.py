@@ -160,3 +160,8 @@ def _http_message(error: HTTPException) -> str:
             return "This route does not accept that method."
         case _:
             return HTTPStatus(error.status_code).phrase
+
+
+def model_not_found(name: str) -> ApiError:
+    message = f"The model {name[:200]!r} does not exist."
+    return ApiError(404, message, param="model", code="model_not_found")

@@ -10,7 +10,8 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from taco_gateway.api_errors import install_error_handlers
-from taco_gateway.api_keys.key_ring import Authenticator, KeyRing
+from taco_gateway.api_keys.authentication import Authenticator
+from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.gateway import Gateway
 from taco_gateway.http.middleware import RequestContextMiddleware

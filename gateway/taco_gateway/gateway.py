@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from taco_gateway.api_errors import ApiError
+from taco_gateway.api_errors import ApiError, model_not_found
 from taco_gateway.api_keys.key_file import read_key_file
 from taco_gateway.api_keys.key_ring import ApiKey, KeyRing, keys_from_flags
 from taco_gateway.engine.engine_client import EngineClient
@@ -243,11 +243,6 @@ class Gateway:
             if not isinstance(shown, str):
                 shown = list(shown)
             logger.info("Request %s: prompt %r, %s", request_id, shown, params)
-
-
-def model_not_found(name: str) -> ApiError:
-    message = f"The model {name[:200]!r} does not exist."
-    return ApiError(404, message, param="model", code="model_not_found")
 
 
 def key_of(request: Request) -> ApiKey:

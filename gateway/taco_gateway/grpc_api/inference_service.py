@@ -31,7 +31,8 @@ from taco_common.listener import is_private
 from taco_common.peer_roles import RoleInterceptor
 from taco_common.tls import Role
 from taco_gateway.api_errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
-from taco_gateway.api_keys.key_ring import KeyRing, bearer_key
+from taco_gateway.api_keys.authentication import bearer_key
+from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.gateway import Gateway
 from taco_gateway.grpc_api.field_limit import FieldLimitInterceptor

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from taco_gateway.api_errors import ApiError
-from taco_gateway.api_keys.key_ring import public
+from taco_gateway.api_keys.authentication import public
 from taco_gateway.engine.engine_client import not_licensed
 from taco_gateway.gateway import gateway_of
 

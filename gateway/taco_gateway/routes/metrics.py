@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from taco_gateway.api_keys.key_ring import public
+from taco_gateway.api_keys.authentication import public
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.gateway import Gateway, gateway_of
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from taco_gateway.api_errors import ApiError
-from taco_gateway.api_keys.key_ring import is_public, public
+from taco_gateway.api_keys.authentication import is_public, public
 from taco_gateway.gateway import gateway_of
 from taco_gateway.protocol.chat_request import ChatCompletionRequest
 from taco_gateway.protocol.completion_request import CompletionRequest

@@ -1,8 +1,8 @@
 """Repetition, presence and frequency penalties and n-gram bans on logits.
 
-Reference: `taco_worker.sampling.penalties`. One program per sequence reads its tokens twice. First
-it counts them in a scratch row. Then it takes each count out again, and the thread that takes a
-count changes that token's logit. So each distinct token is changed once, in any order, and the
+Reference: `taco_worker.sampling.torch_penalties`. One program per sequence reads its tokens twice.
+First it counts them in a scratch row. Then it takes each count out again, and the thread that takes
+a count changes that token's logit. So each distinct token is changed once, in any order, and the
 scratch is zero again at the end. It is cleared only when allocated, and work and memory traffic
 depend on the length of the sequences, not on the vocabulary.
 """

@@ -10,7 +10,7 @@ from taco_scheduler.kv.device_blocks import DeviceBlocks
 from taco_scheduler.kv.disk_index import DiskIndex
 from taco_scheduler.kv.disk_transfers import DiskTransfers, PrefixRead, PrefixSave
 from taco_scheduler.kv.hit_counts import HitCounts
-from taco_scheduler.kv.host_blocks import HostBlocks
+from taco_scheduler.kv.host_transfers import HostTransfers
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.no_disk_tier import NoDiskTier
 from taco_scheduler.kv.pinned_prefixes import PinnedPrefixes
@@ -69,7 +69,7 @@ class BlockManager:
         self._live: set[BlockTable] = set()
         self._pool = BlockPool(num_blocks)
         self._host = (
-            HostBlocks(num_host_blocks) if num_host_blocks and enable_prefix_caching else None
+            HostTransfers(num_host_blocks) if num_host_blocks and enable_prefix_caching else None
         )
         self._tree = RadixTree(self.block_bytes, self._host, offload_min_accesses)
         self._pins = PinnedPrefixes(self._tree, int(max_pinned_share * num_blocks))

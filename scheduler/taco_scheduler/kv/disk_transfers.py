@@ -8,8 +8,8 @@ from operator import itemgetter
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_scheduler.kv.disk_index import DiskFile, DiskIndex
-from taco_scheduler.kv.host_blocks import HostBlocks
-from taco_scheduler.kv.host_cache import HostCache
+from taco_scheduler.kv.host_offload import HostOffload
+from taco_scheduler.kv.host_transfers import HostTransfers
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.radix_node import NO_BLOCK, Node, Root
 from taco_scheduler.kv.radix_tree import RadixTree
@@ -80,7 +80,7 @@ class DiskTransfers:
     exists = True
 
     def __init__(
-        self, disk: DiskIndex, host: HostBlocks, host_cache: HostCache, tree: RadixTree
+        self, disk: DiskIndex, host: HostTransfers, host_cache: HostOffload, tree: RadixTree
     ) -> None:
         self.may_write = False
         self._disk = disk

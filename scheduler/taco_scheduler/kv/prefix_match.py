@@ -4,7 +4,7 @@ from collections.abc import Hashable
 
 from taco_scheduler.kv.block_ids import block_ids
 from taco_scheduler.kv.common_blocks import num_common_blocks
-from taco_scheduler.kv.host_blocks import HostBlocks
+from taco_scheduler.kv.host_transfers import HostTransfers
 from taco_scheduler.kv.radix_node import Node, PrefixMatch, Root
 
 
@@ -14,7 +14,7 @@ def match_prefix(
     key: bytes,
     end: int,
     block_bytes: int,
-    host: HostBlocks | None,
+    host: HostTransfers | None,
 ) -> PrefixMatch:
     """Find the longest prefix of `key[:end]` that the device and then the host tier hold.
 

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator
 from taco_proto.steps import BlockCopies
 from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.common_blocks import num_common_blocks
-from taco_scheduler.kv.host_blocks import HostBlocks
-from taco_scheduler.kv.host_cache import HostCache
+from taco_scheduler.kv.host_offload import HostOffload
+from taco_scheduler.kv.host_transfers import HostTransfers
 from taco_scheduler.kv.prefix_match import match_prefix, path_of
 from taco_scheduler.kv.radix_node import Node, PrefixMatch, Root
 
@@ -37,14 +37,14 @@ class RadixTree:
     """
 
     def __init__(
-        self, block_bytes: int, host: HostBlocks | None = None, offload_min_uses: int = 1
+        self, block_bytes: int, host: HostTransfers | None = None, offload_min_uses: int = 1
     ) -> None:
         """`block_bytes`: size of one block's packed token ids."""
         self.num_evictable = 0
         self.num_withdrawals = 0
         self.block_bytes = block_bytes
         self._host = host
-        self.host_cache = HostCache(host, offload_min_uses, self._cut) if host else None
+        self.host_cache = HostOffload(host, offload_min_uses, self._cut) if host else None
         self._num_counted_uses = offload_min_uses
         self._roots: dict[Hashable, Root] = {}
         self._lru: OrderedDict[Node, None] = OrderedDict()

@@ -10,6 +10,7 @@ from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert_drafts import draft_reply_from_pb, drafter_info_from_pb
 from taco_proto.drafts import DraftReply
 from taco_scheduler.server.drafter_links import RemoteDrafterLink
+from taco_scheduler.server.heartbeat_timeout import until_silent
 from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService
 from taco_scheduler.server.stream_protocol import (
@@ -20,7 +21,6 @@ from taco_scheduler.server.stream_protocol import (
     check_version,
     first,
     run_stream,
-    until_silent,
 )
 
 logger = logging.getLogger("taco.scheduler")

@@ -17,6 +17,7 @@ from taco_proto.convert import step_output_from_pb, worker_info_from_pb, worker_
 from taco_proto.convert_kv_tiers import store_report_from_pb
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.steps import StepOutput
+from taco_scheduler.server.heartbeat_timeout import until_silent
 from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService, StalledError
 from taco_scheduler.server.stream_protocol import (
@@ -27,7 +28,6 @@ from taco_scheduler.server.stream_protocol import (
     check_version,
     first,
     run_stream,
-    until_silent,
 )
 from taco_scheduler.server.worker_links import RemoteWorkerLink
 from taco_scheduler.state.in_flight import StaleOutputError

@@ -21,9 +21,10 @@ from taco_scheduler.kv.block_ids import block_ids
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.metrics.exposition import EngineCollector
+from taco_scheduler.server.heartbeat_timeout import until_silent
 from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService
-from taco_scheduler.server.stream_protocol import StreamError, until_silent
+from taco_scheduler.server.stream_protocol import StreamError
 from taco_scheduler.server.turn_loop import TurnLoop
 from taco_scheduler.server.worker_links import RemoteWorkerLink
 

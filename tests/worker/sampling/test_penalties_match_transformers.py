@@ -8,8 +8,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from taco_worker.sampling.penalties import apply_repetition_penalty, ban_repeated_ngrams
 from taco_worker.sampling.top_k_top_p import Filters, RowValues, draw_tokens
+from taco_worker.sampling.torch_penalties import apply_repetition_penalty, ban_repeated_ngrams
 
 ROWS, VOCAB_SIZE, LENGTH = 4, 50, 30
 

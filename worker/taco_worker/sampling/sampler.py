@@ -9,9 +9,9 @@ from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.bad_words import bad_word_rows, ban_bad_words
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.ops import Penalties, SamplingMetadata, SamplingOps
-from taco_worker.sampling.penalties import add_logit_bias, allow_tokens, ban_tokens
 from taco_worker.sampling.random import uniforms
 from taco_worker.sampling.slot_params import READS_TOKENS, Array, Feature, SlotSamplingParams
+from taco_worker.sampling.torch_penalties import add_logit_bias, allow_tokens, ban_tokens
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from taco_kernels.sampling_metadata import NO_TOKEN
 from taco_worker.sampling.ops import Penalties, SamplingMetadata
-from taco_worker.sampling.penalties import (
+from taco_worker.sampling.slot_params import Array
+from taco_worker.sampling.top_k_top_p import Filters, RowValues, draw_tokens
+from taco_worker.sampling.torch_penalties import (
     apply_count_penalties,
     apply_repetition_penalty,
     ban_repeated_ngrams,
 )
-from taco_worker.sampling.slot_params import Array
-from taco_worker.sampling.top_k_top_p import Filters, RowValues, draw_tokens
 
 
 class TorchSampling:

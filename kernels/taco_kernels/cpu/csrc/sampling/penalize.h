@@ -1,5 +1,5 @@
 // Repetition, presence and frequency penalties and n-gram bans on logits. Reference:
-// taco_worker.sampling.penalties.
+// taco_worker.sampling.torch_penalties.
 #pragma once
 
 #include <algorithm>

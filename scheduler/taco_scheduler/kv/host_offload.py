@@ -1,13 +1,13 @@
-"""Host cache: offloads blocks of the radix tree to the host tier, and evicts them from it."""
+"""Host offload: copies blocks of the radix tree to the host tier, and evicts them from it."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from taco_scheduler.kv.host_blocks import HostBlocks
+from taco_scheduler.kv.host_transfers import HostTransfers
 from taco_scheduler.kv.radix_node import NO_BLOCK, Node
 
 
-class HostCache:
+class HostOffload:
     """The radix tree's blocks in the host tier.
 
     When the host is full, it first evicts blocks that the device holds as well. Then it evicts the
@@ -22,7 +22,9 @@ class HostCache:
             behind its descendants.
     """
 
-    def __init__(self, host: HostBlocks, min_uses: int, cut: Callable[[Node, int], None]) -> None:
+    def __init__(
+        self, host: HostTransfers, min_uses: int, cut: Callable[[Node, int], None]
+    ) -> None:
         self.offloaded: OrderedDict[Node, None] = OrderedDict()
         self._duplicated: dict[Node, None] = {}  # nodes whose blocks the device may hold, too
         self._host = host

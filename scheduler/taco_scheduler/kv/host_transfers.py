@@ -1,4 +1,4 @@
-"""Host blocks: the blocks of the host tier, and the copies between it and the device."""
+"""Host transfers: the blocks of the host tier, and the copies between it and the device."""
 
 from collections.abc import Iterable
 from itertools import takewhile
@@ -12,7 +12,7 @@ from taco_scheduler.kv.radix_node import NO_BLOCK
 Copies = dict[int, int]  # source by target; the copies of a step have different targets
 
 
-class HostBlocks:
+class HostTransfers:
     """The blocks of the worker's host memory.
 
     The owners of a host block are the radix tree, each copy that is planned or in flight, and the
