@@ -57,9 +57,8 @@ async def scheduler(
 
 
 async def kill(server: SchedulerServer) -> None:
-    """Breaks all streams without a status, as if the process was killed."""
-    await server._on_thread(server._server.stop(None))
-    await server.stop()
+    """Breaks all streams without a status and leaves the socket file, as a killed process does."""
+    await server._server.stop(None)
 
 
 async def until_ready(client: SchedulerClient, *, is_ready: bool = True) -> None:

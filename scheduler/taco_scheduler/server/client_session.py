@@ -1,12 +1,10 @@
 """The session of one client of the scheduler: a gateway's stream, or the engine's own process."""
 
 import asyncio
-from collections import deque
 from typing import Protocol
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.requests import GenerateRequest, ModelInfo
-from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.state.output_buffer import OutputBuffer
 
 
@@ -27,28 +25,15 @@ class SessionHost(Protocol):
 
 
 class ClientSession:
-    """Submits requests and receives their outputs.
-
-    Methods belong to the service's event loop, except `next_message` and `next_batch`: they belong
-    to the loop of `reader`.
-
-    Args:
-        reader: calls on the loop of the thread that reads; None: the service's own loop.
-    """
+    """Submits requests and receives their outputs, on the service's event loop."""
 
     def __init__(
-        self,
-        host: SessionHost,
-        output_buffer: OutputBuffer,
-        name: str,
-        model: ModelInfo,
-        reader: LoopCalls | None = None,
+        self, host: SessionHost, output_buffer: OutputBuffer, name: str, model: ModelInfo
     ) -> None:
         self.name = name
         self.output_buffer = output_buffer
         self._host = host
-        self._reader = reader
-        self._models = deque([model], maxlen=1)  # the latest one, until it is sent
+        self._model: ModelInfo | None = model  # None: it was sent
         self._readable = asyncio.Event()
         self._is_waiting = False
         self._close_reason: str | None = None
@@ -92,14 +77,14 @@ class ClientSession:
             SessionClosedError: see `next_batch`.
         """
         while True:
-            # Cleared before the state is read, so that no notification is missed.
-            self._readable.clear()
             if self._close_reason is not None:
                 raise SessionClosedError(self._close_reason)
-            if self._models:
-                return self._models.pop()
+            if self._model is not None:
+                model, self._model = self._model, None
+                return model
             if self.output_buffer:
                 return self.output_buffer.take()
+            self._readable.clear()
             self._is_waiting = True
             try:
                 await self._readable.wait()
@@ -109,13 +94,13 @@ class ClientSession:
     @property
     def is_drained(self) -> bool:
         """The client has received everything and waits for more."""
-        return self._is_waiting and not self._models and not self.output_buffer
+        return self._is_waiting and self._model is None and not self.output_buffer
 
     def close(self, reason: str = "the client closed its session") -> None:
         """Ends the session and cancels the client's requests."""
         if self._close_reason is None:
             self._close_reason = reason
-            self._wake_reader()
+            self._readable.set()
             self._host.disconnect(self)
 
     def notify(self) -> None:
@@ -123,15 +108,9 @@ class ClientSession:
         if self.output_buffer.overflowed:
             self.close("the client does not take its tokens")
         elif self.output_buffer:
-            self._wake_reader()
+            self._readable.set()
 
     def notify_model(self, model: ModelInfo) -> None:
         """Sends a new model info."""
-        self._models.append(model)
-        self._wake_reader()
-
-    def _wake_reader(self) -> None:
-        if self._reader is None:
-            self._readable.set()
-        else:
-            self._reader.post(self._readable.set)
+        self._model = model
+        self._readable.set()

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert_drafts import draft_request_to_pb
 from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
-from taco_scheduler.server.loop_calls import LoopCalls
 
 logger = logging.getLogger("taco.scheduler")
 
@@ -80,27 +79,21 @@ class LocalDrafterLink:
 class RemoteDrafterLink:
     """A draft worker that dialled in. Requests wait in a queue until its stream writes them.
 
-    `next_request` belongs to the loop of `io_calls`; the other methods to the service's loop.
-
-    Args:
-        io_calls: calls on the loop that serves gRPC.
-
     Attributes:
         close_reason: why the draft worker cannot be used; empty: it can.
     """
 
-    def __init__(self, info: DrafterInfo, io_calls: LoopCalls) -> None:
+    def __init__(self, info: DrafterInfo) -> None:
         self.info = info
         self.close_reason = ""
-        self._io_calls = io_calls
         self._requests: asyncio.Queue[pb.DraftRequest | None] = asyncio.Queue()
 
     def send(self, request: DraftRequest) -> None:
-        self._io_calls.post(self._requests.put_nowait, draft_request_to_pb(request))
+        self._requests.put_nowait(draft_request_to_pb(request))
 
     def close(self, reason: str = "") -> None:
         self.close_reason = self.close_reason or reason
-        self._io_calls.post(self._requests.put_nowait, None)
+        self._requests.put_nowait(None)
 
     async def next_request(self) -> pb.DraftRequest | None:
         """Waits for the next request; None once the link was closed."""

@@ -1,9 +1,5 @@
-"""The Generate stream of one gateway: requests and cancellations in, tokens and model info out.
+"""The Generate stream of one gateway: requests and cancellations in, tokens and model info out."""
 
-It runs on the thread that serves gRPC; calls to the session are posted to the engine's thread.
-"""
-
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +13,6 @@ from taco_proto.errors import InvalidParameterError
 from taco_proto.log_text import MAX_NAME_CHARS, one_line
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_scheduler.server.client_session import ClientSession, SessionClosedError
-from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService
 from taco_scheduler.server.stream_protocol import (
     Context,
@@ -32,10 +27,7 @@ logger = logging.getLogger("taco.scheduler")
 
 
 async def serve_gateway(
-    service: SchedulerService,
-    io_calls: LoopCalls,
-    requests: AsyncIterator[pb.GatewayMessage],
-    context: Context,
+    service: SchedulerService, requests: AsyncIterator[pb.GatewayMessage], context: Context
 ) -> None:
     """Serves a Generate stream until either side ends it; then cancels the gateway's requests."""
     try:
@@ -43,55 +35,44 @@ async def serve_gateway(
         check_version(hello.hello.protocol_version)
         if service.is_draining:  # another scheduler may soon listen on this address
             raise StreamError(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down")
-        name = one_line(hello.hello.name, MAX_NAME_CHARS) or context.peer()
-        calls = service.calls
-        session = await _connect(service, name, io_calls)
+        session = service.connect(one_line(hello.hello.name, MAX_NAME_CHARS) or context.peer())
         await run_stream(
-            _read_requests(session, calls, requests),
+            _read_requests(session, requests),
             _write_outputs(session, context),
-            lambda error: calls.post(session.close),
+            lambda error: session.close(),
         )
     except (StreamError, DecodeError) as error:
         await abort(context, error)
 
 
-async def _connect(service: SchedulerService, name: str, io_calls: LoopCalls) -> ClientSession:
-    connecting = asyncio.ensure_future(service.calls.call(service.connect, name, io_calls))
-    try:
-        return await asyncio.shield(connecting)
-    except asyncio.CancelledError:  # the gateway disconnected; its session must not stay
-        connecting.add_done_callback(lambda done: service.calls.post(done.result().close))
-        raise
-
-
 async def _read_requests(
-    session: ClientSession, calls: LoopCalls, requests: AsyncIterator[pb.GatewayMessage]
+    session: ClientSession, requests: AsyncIterator[pb.GatewayMessage]
 ) -> None:
     async for message in requests:
         match message.WhichOneof("body"):
             case "submit":
-                _submit(session, calls, message.submit)
+                _submit(session, message.submit)
             case "cancel":
-                _cancel(session, calls, message.cancel)
+                _cancel(session, message.cancel)
             case other:
                 raise StreamError(
                     grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
                 )
 
 
-def _submit(session: ClientSession, calls: LoopCalls, message: pb.Submit) -> None:
+def _submit(session: ClientSession, message: pb.Submit) -> None:
     try:
         request = submit_from_pb(message, time.monotonic())
     except InvalidParameterError as error:
-        calls.post(session.reject, message.handle, 400, str(error))
+        session.reject(message.handle, 400, str(error))
     except ValueError:
-        calls.post(session.reject, message.handle, 400, "sampling columns differ in length")
+        session.reject(message.handle, 400, "sampling columns differ in length")
     else:
-        calls.post(_submit_or_fail, session, request)
+        _submit_or_fail(session, request)
 
 
 def _submit_or_fail(session: ClientSession, request: GenerateRequest) -> None:
-    """Runs on the engine's thread; a bug in admission must not leave the client waiting."""
+    """A bug in admission fails one request, not the gateway's stream."""
     try:
         session.submit(request)
     except Exception:
@@ -99,16 +80,16 @@ def _submit_or_fail(session: ClientSession, request: GenerateRequest) -> None:
         session.reject(request.handle, 500, "the scheduler failed to admit the request")
 
 
-def _cancel(session: ClientSession, calls: LoopCalls, message: pb.Cancel) -> None:
+def _cancel(session: ClientSession, message: pb.Cancel) -> None:
     """An unknown handle is no error: the request may have ended before the message arrived."""
     if not message.indexes:
         for handle in message.handles:
-            calls.post(session.cancel, handle)
+            session.cancel(handle)
         return
     if len(message.indexes) != len(message.handles):
         raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, "cancel columns differ in length")
     for handle, index in zip(message.handles, message.indexes, strict=True):
-        calls.post(session.cancel, handle, index)
+        session.cancel(handle, index)
 
 
 async def _write_outputs(session: ClientSession, context: Context) -> None:

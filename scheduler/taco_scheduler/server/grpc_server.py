@@ -1,18 +1,12 @@
-"""The scheduler as a process: a gRPC server around `SchedulerService`.
-
-gRPC has its own thread and event loop: reading, writing and converting messages take longer than
-the engine's step, and would delay the steps of every worker.
-"""
+"""The scheduler as a process: a gRPC server around `SchedulerService`."""
 
 import asyncio
 import gc
 import logging
 import signal
-import threading
-from collections.abc import AsyncIterator, Awaitable, Coroutine
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -32,7 +26,6 @@ from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServic
 from taco_scheduler.metrics.exposition import EngineCollector
 from taco_scheduler.server.drafter_stream import serve_drafter
 from taco_scheduler.server.gateway_stream import serve_gateway
-from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService
 from taco_scheduler.server.worker_stream import serve_worker
 
@@ -67,120 +60,82 @@ logger = logging.getLogger("taco.scheduler")
 
 
 class SchedulerServer:
-    """Serves a `SchedulerService` on an address (`unix:/path` or `host:port`), in its own thread.
-
-    The service must have been started.
-    """
+    """Serves a `SchedulerService` on an address (`unix:/path` or `host:port`)."""
 
     def __init__(self, service: SchedulerService, address: str) -> None:
         self.address = address
-        self._service = service
         self._tls = service.config.tls
         self._is_bound = False
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop
-        self._stopping: asyncio.Event
-        self._server: grpc.aio.Server
-        self._health: health.aio.HealthServicer
-
-    async def start(self) -> None:
-        """Raises:
-        ConfigurationError: the address cannot be bound, or a TLS file cannot be read.
-        """
-        running: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._run(running)), name="grpc", daemon=True
-        )
-        self._thread.start()
-        await asyncio.wrap_future(running)
-        await self._on_thread(self._start())
-        logger.info("listening on %s", self.address)
-
-    async def leave(self) -> None:
-        """Tells load balancers to send no more traffic here."""
-        await self._on_thread(self._health.enter_graceful_shutdown())
-
-    async def stop(self) -> None:
-        """Ends all streams and removes the server's own socket file; safe before `start`."""
-        if self._thread is None:
-            return
-        await self._on_thread(self._server.stop(CLOSE_SECONDS))
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join()
-        if self._is_bound and (path := unix_path(self.address)) is not None:
-            remove_stale_socket(path)
-
-    async def _on_thread(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
-
-    async def _run(self, running: "Future[None]") -> None:
-        """The thread's main coroutine."""
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         # A peer that disappears is noticed after `worker_timeout`, like one that is silent. gRPC's
         # own pings have another limit, which covers a peer that sends but does not receive.
-        half = int(self._service.config.worker_timeout * 1000 / 2)
+        half = int(service.config.worker_timeout * 1000 / 2)
         names = ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms")
         keepalive = tuple((f"grpc.{name}", half) for name in names)
         interceptors = () if self._tls is None else (RoleInterceptor(CALLERS),)
         self._server = grpc.aio.server(interceptors=interceptors, options=OPTIONS + keepalive)
         self._health = health.aio.HealthServicer()
-        servicer = _Servicer(self._service, LoopCalls(self._loop))
-        add_SchedulerServicer_to_server(servicer, self._server)
+        add_SchedulerServicer_to_server(_Servicer(service), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        running.set_result(None)
-        await self._stopping.wait()
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Raises:
+        ConfigurationError: the address cannot be bound, or a TLS file cannot be read.
+        """
         _bind(self._server, self.address, self._tls)
         self._is_bound = True
         await self._server.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        logger.info("listening on %s", self.address)
+
+    async def leave(self) -> None:
+        """Tells load balancers to send no more traffic here."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        """Ends all streams and removes the server's own socket file."""
+        await self._server.stop(CLOSE_SECONDS)
+        if self._is_bound and (path := unix_path(self.address)) is not None:
+            remove_stale_socket(path)
 
 
 class _Servicer(SchedulerServicer):
-    def __init__(self, service: SchedulerService, io_calls: LoopCalls) -> None:
+    def __init__(self, service: SchedulerService) -> None:
         self._service = service
-        self._io_calls = io_calls
 
     async def Generate(  # noqa: N802
         self,
         request_iterator: AsyncIterator[pb.GatewayMessage],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        await serve_gateway(self._service, self._io_calls, request_iterator, context)
+        await serve_gateway(self._service, request_iterator, context)
 
     async def Attach(  # noqa: N802
         self,
         request_iterator: AsyncIterator[pb.WorkerMessage],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        await serve_worker(self._service, self._io_calls, request_iterator, context)
+        await serve_worker(self._service, request_iterator, context)
 
     async def AttachDrafter(  # noqa: N802
         self,
         request_iterator: AsyncIterator[pb.DrafterMessage],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        await serve_drafter(self._service, self._io_calls, request_iterator, context)
+        await serve_drafter(self._service, request_iterator, context)
 
     async def Stats(  # noqa: N802
         self, request: pb.StatsRequest, context: grpc.aio.ServicerContext
     ) -> pb.StatsReply:
-        stats = asyncio.run_coroutine_threadsafe(_stats(self._service), self._service.calls.loop)
-        return await asyncio.wrap_future(stats)
-
-
-async def _stats(service: SchedulerService) -> pb.StatsReply:
-    engine = service.engine
-    return pb.StatsReply(
-        num_running=engine.num_running,
-        num_waiting=engine.num_waiting,
-        kv_cache_usage=engine.kv_usage,
-        num_free_blocks=engine.num_free_blocks,
-        num_blocks=engine.num_blocks,
-        num_workers=service.num_workers,
-        prometheus=await service.prometheus(),
-    )
+        engine = self._service.engine
+        return pb.StatsReply(
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
+            kv_cache_usage=engine.kv_usage,
+            num_free_blocks=engine.num_free_blocks,
+            num_blocks=engine.num_blocks,
+            num_workers=self._service.num_workers,
+            prometheus=await self._service.prometheus(),
+        )
 
 
 # ----------------------------------------------------------------- process

@@ -1,7 +1,7 @@
 """Drives the engine on an event loop: requests and step outputs in, plans and tokens out.
 
 One *turn* commits the outputs that arrived, plans as far ahead as the engine allows, and wakes the
-clients. A turn runs after calls arrived or when a deadline passes; nothing polls.
+clients. A turn runs after something arrived or when a deadline passes; nothing polls.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ from taco_scheduler.metrics.exposition import engine_registry
 from taco_scheduler.metrics.stats_log import log_stats
 from taco_scheduler.server.client_session import ClientSession
 from taco_scheduler.server.drafter_links import DraftExecutor, LocalDrafterLink
-from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.served_model import NO_MODEL, served_model
 from taco_scheduler.server.turn_loop import TurnLoop
 from taco_scheduler.server.worker_links import LocalWorkerLink, StepExecutor, WorkerLink
@@ -45,14 +44,9 @@ class StalledError(Exception):
 class SchedulerService:
     """The scheduler without its network.
 
-    All methods belong to the event loop that `start` ran on; other threads use `calls`. The service
-    never waits for a client: each client's outputs gather in its output buffer.
-
-    Attributes:
-        calls: runs calls of other threads on the service's loop, and then one turn.
+    All methods belong to the event loop that `start` ran on. The service never waits for a client:
+    each client's outputs gather in its output buffer.
     """
-
-    calls: LoopCalls
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.engine = Engine(config)
@@ -72,7 +66,6 @@ class SchedulerService:
 
     async def start(self) -> None:
         self._turns.start()
-        self.calls = self._turns.calls
         if self.config.log_stats:
             self._stats_task = asyncio.create_task(log_stats(self.engine))
 
@@ -280,10 +273,9 @@ class SchedulerService:
 
     # ---------------------------------------------------------------- clients
 
-    def connect(self, name: str, reader: LoopCalls | None = None) -> ClientSession:
-        """Opens a session; `reader`: see `ClientSession`."""
+    def connect(self, name: str) -> ClientSession:
         output_buffer = self.engine.connect()
-        session = ClientSession(self, output_buffer, name, self._model, reader)
+        session = ClientSession(self, output_buffer, name, self._model)
         self._sessions[output_buffer] = session
         logger.info("client %s connected", name)
         return session

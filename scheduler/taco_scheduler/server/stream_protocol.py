@@ -5,7 +5,7 @@ A peer that violates the protocol gets a clear gRPC status and loses its own str
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -36,20 +36,14 @@ class StreamError(Exception):
         self.code = code
 
 
-async def attach(attaching: Awaitable[None], leave: Callable[[BaseException | None], None]) -> None:
-    """Waits until the engine's thread has attached a worker or draft worker.
-
-    Args:
-        leave: detaches it again; called if the peer disconnects meanwhile.
+def attach(attach_to_engine: Callable[[], None]) -> None:
+    """Attaches a worker or draft worker.
 
     Raises:
         StreamError: the worker was rejected.
     """
     try:
-        await attaching
-    except asyncio.CancelledError as gone:
-        leave(gone)
-        raise
+        attach_to_engine()
     except InvalidWorkerError as error:
         raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
     except OtherModelError as error:
@@ -81,6 +75,26 @@ def check_version(version: int) -> None:
             grpc.StatusCode.FAILED_PRECONDITION,
             f"the scheduler speaks protocol version {PROTOCOL_VERSION}, not {version}",
         )
+
+
+async def read_stream(
+    messages: AsyncIterator[Message], take: Callable[[Message], None], peer: str
+) -> None:
+    """Takes each message of a worker or draft worker.
+
+    Raises:
+        StreamError: raised by `take`; INTERNAL: `take` failed by a bug, which is logged. The peer
+            may dial again after INTERNAL.
+    """
+    async for message in messages:
+        try:
+            take(message)
+        except StreamError:
+            raise
+        except Exception:
+            logger.exception("a message of %s failed", peer)
+            text = "the scheduler failed to take a message"
+            raise StreamError(grpc.StatusCode.INTERNAL, text) from None
 
 
 async def run_stream(

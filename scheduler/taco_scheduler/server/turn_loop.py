@@ -1,7 +1,7 @@
-"""Runs the scheduler's turns on an event loop: after calls of other threads, or at a deadline.
+"""Runs the scheduler's turns on an event loop: after something happened, or at a deadline.
 
-A turn is a plain callback, not a task: it runs in the callback that delivers the calls, so that a
-step costs one wake-up of the thread.
+A turn is a plain callback, not a task. It runs in the next pass of the event loop, so that
+everything that arrives in one pass shares a turn.
 """
 
 import asyncio
@@ -9,8 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-
-from taco_scheduler.server.loop_calls import LoopCalls
 
 logger = logging.getLogger("taco.scheduler")
 
@@ -21,12 +19,7 @@ class TurnLoop:
     Args:
         turn: returns the time (`time.monotonic`) at which the next turn is due; None: no deadline.
         on_failure: called after `turn` raised; no turn runs after that.
-
-    Attributes:
-        calls: runs calls of other threads, then a turn if they requested one.
     """
-
-    calls: LoopCalls
 
     def __init__(self, turn: Callable[[], float | None], on_failure: Callable[[], None]) -> None:
         self._turn = turn
@@ -34,7 +27,6 @@ class TurnLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
         self._is_due = False
-        self._runs_calls = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = math.inf
 
@@ -42,7 +34,6 @@ class TurnLoop:
         """Begins on the running event loop, with a turn if one was requested before."""
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        self.calls = LoopCalls(self._loop, self._run_calls)
         if self._is_due:
             self._loop.call_soon(self._run)
 
@@ -67,17 +58,11 @@ class TurnLoop:
         if self._is_due:
             return
         self._is_due = True
-        if self._loop is not None and not self._runs_calls:
+        if self._loop is not None:
             self._loop.call_soon(self._run)
 
-    def _run_calls(self, run: Callable[[], None]) -> None:
-        self._runs_calls = True
-        run()
-        self._runs_calls = False
-        self._run()
-
     def _run(self) -> None:
-        if not self._is_due or not self.is_running:
+        if not self.is_running:
             return
         self._is_due = False
         try:

@@ -16,7 +16,6 @@ from taco_proto.convert import step_plan_to_pb
 from taco_proto.convert_kv_tiers import store_command_to_pb
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
-from taco_scheduler.server.loop_calls import LoopCalls
 
 logger = logging.getLogger("taco.scheduler")
 
@@ -162,48 +161,31 @@ class LocalWorkerLink:
 class RemoteWorkerLink:
     """A worker that dialled in. Commands wait in a queue until its stream writes them.
 
-    `next_command` belongs to the loop of `io_calls`; the other methods to the service's loop.
-
-    Args:
-        io_calls: calls on the loop that serves gRPC.
-
     Attributes:
         error: the rule that the worker broke; None: none.
     """
 
     is_remote = True
 
-    def __init__(self, info: WorkerInfo, io_calls: LoopCalls) -> None:
+    def __init__(self, info: WorkerInfo) -> None:
         self.info = info
         self.error: Exception | None = None
-        self._io_calls = io_calls
         self._commands: asyncio.Queue[pb.WorkerCommand | None] = asyncio.Queue()
 
     def send(self, plan: StepPlan) -> None:
-        self._io_calls.post(self._queue_plan, plan)
+        self._commands.put_nowait(pb.WorkerCommand(plan=step_plan_to_pb(plan)))
 
     def store(self, command: StoreCommand) -> None:
-        self._io_calls.post(self._queue_store, command)
+        self._commands.put_nowait(pb.WorkerCommand(store=store_command_to_pb(command)))
 
     def send_go_ahead(self) -> None:
         """Lets the worker begin the step that it announced."""
-        self._queue(pb.WorkerCommand(go_ahead=pb.GoAhead()))
+        self._commands.put_nowait(pb.WorkerCommand(go_ahead=pb.GoAhead()))
 
     def close(self, error: Exception | None = None) -> None:
         self.error = self.error or error
-        self._queue(None)
+        self._commands.put_nowait(None)
 
     async def next_command(self) -> pb.WorkerCommand | None:
         """Waits for the next command; None once the link was closed."""
         return await self._commands.get()
-
-    def _queue(self, command: pb.WorkerCommand | None) -> None:
-        self._io_calls.post(self._commands.put_nowait, command)
-
-    # Messages are made on the loop that writes them: the engine's thread has less to do.
-
-    def _queue_plan(self, plan: StepPlan) -> None:
-        self._commands.put_nowait(pb.WorkerCommand(plan=step_plan_to_pb(plan)))
-
-    def _queue_store(self, command: StoreCommand) -> None:
-        self._commands.put_nowait(pb.WorkerCommand(store=store_command_to_pb(command)))

@@ -1,13 +1,11 @@
 """The Attach stream of one worker: step outputs and heartbeats in, step plans out.
 
 A worker that sends nothing for `worker_timeout` seconds (heartbeat timeout) is lost; the engine
-then runs its sequences on other workers. The stream runs on the thread that serves gRPC; outputs
-are posted to the engine's thread.
+then runs its sequences on other workers.
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -18,7 +16,6 @@ from taco_proto.convert_kv_tiers import store_report_from_pb
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.steps import StepOutput
 from taco_scheduler.server.heartbeat_timeout import until_silent
-from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService, StalledError
 from taco_scheduler.server.stream_protocol import (
     Context,
@@ -27,35 +24,30 @@ from taco_scheduler.server.stream_protocol import (
     attach,
     check_version,
     first,
+    read_stream,
     run_stream,
 )
 from taco_scheduler.server.worker_links import RemoteWorkerLink
 from taco_scheduler.state.in_flight import StaleOutputError
-
-logger = logging.getLogger("taco.scheduler")
 
 # After a worker half-closes its stream: seconds until gRPC reports whether the worker died.
 GOODBYE_SECONDS = 0.1
 
 
 async def serve_worker(
-    service: SchedulerService,
-    io_calls: LoopCalls,
-    messages: AsyncIterator[pb.WorkerMessage],
-    context: Context,
+    service: SchedulerService, messages: AsyncIterator[pb.WorkerMessage], context: Context
 ) -> None:
     """Serves an Attach stream until either side ends it; then its sequences run elsewhere."""
-    calls = service.calls
     try:
         hello = await first(messages, "hello")
         check_version(hello.hello.protocol_version)
-        link = RemoteWorkerLink(worker_info_from_pb(hello.hello), io_calls)
+        link = RemoteWorkerLink(worker_info_from_pb(hello.hello))
+        attach(lambda: service.attach(link))
 
         def leave(error: BaseException | None) -> None:
             reason = "it left" if error is None else str(error) or "the link broke"
-            calls.post(lambda: service.on_worker_lost(link, reason, is_fault=error is not None))
+            service.on_worker_lost(link, reason, is_fault=error is not None)
 
-        await attach(calls.call(service.attach, link), leave)
         await run_stream(
             _read_outputs(service, link, messages), _write_commands(link, context), leave
         )
@@ -66,44 +58,29 @@ async def serve_worker(
 async def _read_outputs(
     service: SchedulerService, link: RemoteWorkerLink, messages: AsyncIterator[pb.WorkerMessage]
 ) -> None:
-    def post(function: Callable[..., None], *arguments: object) -> None:
-        service.calls.post(_call, service, link, function, arguments)
-
-    async for message in until_silent(messages, service.config.worker_timeout):
-        match message.WhichOneof("body"):
-            case "output":
-                post(service.on_step_output, _step_output(message.output))
-            case "heartbeat":
-                post(service.on_license_change, worker_license_from_pb(message.heartbeat))
-            case "store_report":
-                post(service.on_store_report, _store_report(message.store_report))
-            case "announced":
-                step = message.announced
-                post(service.on_step_announced, step.epoch, step.step_id)
-                post(RemoteWorkerLink.send_go_ahead)
-            case "leaving":
-                post(service.drain_worker)
-            case other:
-                raise StreamError(
-                    grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
-                )
+    heard = until_silent(messages, service.config.worker_timeout)
+    await read_stream(heard, lambda message: _take(service, link, message), link.info.name)
     # A dead worker looks like one that left, until gRPC cancels its call.
     await asyncio.sleep(GOODBYE_SECONDS)
 
 
-def _call(
-    service: SchedulerService,
-    link: RemoteWorkerLink,
-    function: Callable[..., None],
-    arguments: tuple[object, ...],
-) -> None:
-    """Runs a posted call for a worker; a call that fails ends the worker's stream."""
-    try:
-        function(link, *arguments)
-    except Exception as error:
-        logger.exception("a message of worker %s failed", link.info.name)
-        link.close(error)
-        service.on_worker_lost(link, str(error))
+def _take(service: SchedulerService, link: RemoteWorkerLink, message: pb.WorkerMessage) -> None:
+    match message.WhichOneof("body"):
+        case "output":
+            service.on_step_output(link, _step_output(message.output))
+        case "heartbeat":
+            service.on_license_change(link, worker_license_from_pb(message.heartbeat))
+        case "store_report":
+            service.on_store_report(link, _store_report(message.store_report))
+        case "announced":
+            service.on_step_announced(link, message.announced.epoch, message.announced.step_id)
+            link.send_go_ahead()
+        case "leaving":
+            service.drain_worker(link)
+        case other:
+            raise StreamError(
+                grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
+            )
 
 
 def _step_output(message: pb.StepOutput) -> StepOutput:

@@ -5,7 +5,6 @@ steps are merged into one message while a client is slow, and a client that fall
 disconnected.
 """
 
-import threading
 from collections.abc import Sequence
 
 from taco_proto import scheduler_pb2 as pb
@@ -25,19 +24,16 @@ MAX_BUFFERED_VALUES = 4_000_000
 class OutputBuffer:
     """The outputs that a client has not taken yet, as the columns of one `OutputBatch`.
 
-    The engine's thread adds, and the thread that sends takes: a lock keeps rows whole.
-
     Attributes:
         client: the client's number in the engine's columns.
         overflowed: the client fell too far behind; its outputs were dropped and it must be closed.
     """
 
-    __slots__ = ("_columns", "_lock", "_num_values", "client", "overflowed")
+    __slots__ = ("_columns", "_num_values", "client", "overflowed")
 
     def __init__(self, client: int) -> None:
         self.client = client
         self.overflowed = False
-        self._lock = threading.Lock()
         self._clear()
 
     def __bool__(self) -> bool:
@@ -46,9 +42,8 @@ class OutputBuffer:
 
     def take(self) -> pb.OutputBatch:
         """All buffered outputs; the buffer is empty then."""
-        with self._lock:
-            columns = self._columns
-            self._clear()
+        columns = self._columns
+        self._clear()
         return columns.to_pb()
 
     def add_tokens(
@@ -69,22 +64,21 @@ class OutputBuffer:
             token_ids: flat, sum(num_tokens).
             logprobs: one row a token; None: no request asked for log probabilities.
         """
-        with self._lock:
-            columns = self._columns
-            if logprobs is not None or columns.logprobs:
-                if not columns.logprobs and columns.token_ids:
-                    columns.logprobs.append(without_entries(len(columns.token_ids)))
-                logprobs = without_entries(len(token_ids)) if logprobs is None else logprobs
-                columns.logprobs.append(logprobs)
-                self._num_values += logprobs.num_entries.size + logprobs.token_ids.size
-            columns.handles += handles
-            columns.indexes += indexes
-            columns.num_tokens += num_tokens
-            columns.token_ids += token_ids
-            columns.finish_reasons += finish_reasons
-            columns.stop_token_ids += stop_token_ids
-            columns.num_cached_tokens += num_cached_tokens
-            self._count(len(handles))
+        columns = self._columns
+        if logprobs is not None or columns.logprobs:
+            if not columns.logprobs and columns.token_ids:
+                columns.logprobs.append(without_entries(len(columns.token_ids)))
+            logprobs = without_entries(len(token_ids)) if logprobs is None else logprobs
+            columns.logprobs.append(logprobs)
+            self._num_values += logprobs.num_entries.size + logprobs.token_ids.size
+        columns.handles += handles
+        columns.indexes += indexes
+        columns.num_tokens += num_tokens
+        columns.token_ids += token_ids
+        columns.finish_reasons += finish_reasons
+        columns.stop_token_ids += stop_token_ids
+        columns.num_cached_tokens += num_cached_tokens
+        self._count(len(handles))
 
     def add_end(
         self,
@@ -108,33 +102,30 @@ class OutputBuffer:
 
     def add_start(self, handle: int, queue_seconds: float) -> None:
         """A request's first step was planned, `queue_seconds` after the request arrived."""
-        with self._lock:
-            self._columns.started_handles.append(handle)
-            self._columns.queue_seconds.append(queue_seconds)
+        self._columns.started_handles.append(handle)
+        self._columns.queue_seconds.append(queue_seconds)
 
     def add_prompt_logprobs(
         self, handle: int, positions: Sequence[int], rows: LogprobColumns
     ) -> None:
         """Adds the rows of some positions of one prompt."""
-        with self._lock:
-            columns = self._columns
-            columns.prompt_logprob_handles += [handle] * len(positions)
-            columns.prompt_logprob_positions += positions
-            columns.prompt_logprobs.append(rows)
-            self._count(rows.num_entries.size + rows.token_ids.size)
+        columns = self._columns
+        columns.prompt_logprob_handles += [handle] * len(positions)
+        columns.prompt_logprob_positions += positions
+        columns.prompt_logprobs.append(rows)
+        self._count(rows.num_entries.size + rows.token_ids.size)
 
     def add_error(
         self, handle: int, code: int, message: str, retry_after: int = 0, reason: str = ""
     ) -> None:
         """Adds the failure of a whole request: see `output_errors`."""
-        with self._lock:
-            columns = self._columns
-            columns.error_handles.append(handle)
-            columns.error_codes.append(code)
-            columns.error_messages.append(message)
-            columns.error_retry_after.append(retry_after)
-            columns.error_reasons.append(reason)
-            self._count(1)
+        columns = self._columns
+        columns.error_handles.append(handle)
+        columns.error_codes.append(code)
+        columns.error_messages.append(message)
+        columns.error_retry_after.append(retry_after)
+        columns.error_reasons.append(reason)
+        self._count(1)
 
     def add_rejection(self, handle: int, rejection: RejectedError) -> None:
         """Adds the failure of a request that admission control rejected."""

@@ -413,7 +413,8 @@ async def test_a_message_that_the_engine_cannot_take_ends_the_workers_stream(
         peer = WorkerPeer(stub, FakeWorker())
         await peer.hello()
         await peer.call.write(pb.WorkerMessage(store_report=pb.StoreReport(is_complete=True)))
-        assert await status(peer.call) is grpc.StatusCode.INVALID_ARGUMENT
+        # Final for no peer: a draft worker that gets INVALID_ARGUMENT does not dial again.
+        assert await status(peer.call) is grpc.StatusCode.INTERNAL
         assert service.num_workers == 0
 
 

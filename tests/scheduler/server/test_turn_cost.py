@@ -22,7 +22,6 @@ from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.metrics.exposition import EngineCollector
 from taco_scheduler.server.heartbeat_timeout import until_silent
-from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService
 from taco_scheduler.server.stream_protocol import StreamError
 from taco_scheduler.server.turn_loop import TurnLoop
@@ -85,10 +84,7 @@ async def test_workers_whose_steps_are_all_sent_are_not_planned_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     service = SchedulerService(SchedulerConfig(log_stats=False))
-    io_calls = LoopCalls(asyncio.get_running_loop())
-    links = [
-        RemoteWorkerLink(worker_info(name=f"worker {i}"), io_calls) for i in range(NUM_WORKERS)
-    ]
+    links = [RemoteWorkerLink(worker_info(name=f"worker {i}")) for i in range(NUM_WORKERS)]
     for link in links:
         service.attach(link)
     session = service.connect("client")
@@ -167,7 +163,7 @@ async def test_metrics_are_collected_on_the_loop_and_rendered_in_a_thread(
     monkeypatch.setattr(EngineCollector, "collect", noting_collect)
     monkeypatch.setattr("taco_common.metrics.generate_latest", noting_render)
     service = SchedulerService(SchedulerConfig(log_stats=False))
-    service.attach(RemoteWorkerLink(worker_info(), LoopCalls(asyncio.get_running_loop())))
+    service.attach(RemoteWorkerLink(worker_info()))
     page = await service.prometheus()
     assert b"taco:workers{" in page
     assert threads["collect"] is threading.current_thread()
