@@ -5,7 +5,7 @@
 The scheduler is its own process, as in production. One other process holds the streams of all
 workers; they compute nothing and answer each plan after the time of a step. One client keeps every
 slot decoding, and receives tokens without reading them. The limit is the scheduler's main thread,
-which runs the engine beside the thread of gRPC: when it is always busy, steps come late.
+which runs the engine and gRPC: when it is always busy, steps come late.
 """
 
 import argparse
