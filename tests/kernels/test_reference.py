@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from taco_kernels.reference.activation import silu_mul
 from taco_kernels.reference.attention import paged_attention
 from taco_kernels.reference.norm import layer_norm, rms_norm
-from taco_kernels.reference.rotary import apply_rotary
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -34,30 +33,6 @@ def test_norms_do_not_overflow_in_float16() -> None:
     x = torch.full((1, 64), 60_000.0, dtype=torch.float16)
     weight = torch.ones(64, dtype=torch.float16)
     torch.testing.assert_close(rms_norm(x, weight, 1e-6), torch.ones_like(x))
-
-
-def test_rotary_is_a_complex_rotation() -> None:
-    x, angles = torch.randn(5, 3, 16), torch.randn(5, 8)
-    rotated = torch.complex(x[..., :8], x[..., 8:]) * torch.polar(
-        torch.ones(5, 1, 8), angles.unsqueeze(1)
-    )
-    expected = torch.cat((rotated.real, rotated.imag), dim=-1)
-    torch.testing.assert_close(apply_rotary(x, angles.cos(), angles.sin()), expected)
-
-
-def test_rotary_leaves_products_to_distances() -> None:
-    """What the embedding is for: a query-key product depends on how far apart the two are."""
-    query, key = torch.randn(1, 1, 16), torch.randn(1, 1, 16)
-    frequencies = torch.rand(1, 8)
-
-    def product(query_position: int, key_position: int) -> torch.Tensor:
-        turned = [
-            apply_rotary(x, (frequencies * position).cos(), (frequencies * position).sin())
-            for x, position in ((query, query_position), (key, key_position))
-        ]
-        return (turned[0] * turned[1]).sum()
-
-    torch.testing.assert_close(product(9, 4), product(25, 20), atol=1e-4, rtol=1e-4)
 
 
 def test_silu_mul_takes_the_gate_first() -> None:

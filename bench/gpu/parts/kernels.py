@@ -20,7 +20,7 @@ from bench.gpu.harness.context import Context
 from bench.gpu.harness.timing import Call, time_calls
 from bench.gpu.parts.machine import Ceilings, load_ceilings
 from bench.kernels.sampling import SETTINGS, make_metadata, sort_and_draw
-from taco_kernels.triton import activation, norm, rotary
+from taco_kernels.triton import activation, norm, rotary_kv
 from taco_kernels.triton.block_copy import copy_blocks
 from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.torch_ops import TorchSampling
@@ -176,7 +176,7 @@ def _rotations(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[W
         query, key, value = heads.split((sizes.query_heads, sizes.kv_heads, sizes.kv_heads), 1)
         positions = torch.arange(rows, device=context.device)
         caches = cache[:, 0], cache[:, 1]
-        return lambda: rotary.rotate_and_write_kv(
+        return lambda: rotary_kv.rotate_and_write_kv(
             query, key, value, positions, cos_sin, *caches, slots[:rows]
         )
 

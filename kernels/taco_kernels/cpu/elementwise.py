@@ -1,12 +1,16 @@
 """Elementwise kernels on the CPU: activations and math functions, norms, rotary embedding."""
 
+from __future__ import annotations
+
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from taco_kernels.cpu import structs
 from taco_kernels.library import CpuKernels
+from taco_kernels.reference.rotary import ROTARY_STYLES, RotaryStyle
 
 FUNCTIONS = ("relu", "gelu", "gelu_tanh", "silu", "exp", "tanh", "erf")
 NORM_KINDS = ("rms", "layer")
@@ -86,34 +90,71 @@ def norm_rows(
     return out, scales
 
 
-def rotate_rows(kernels: CpuKernels, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding: rotates each head's pairs (x[i], x[i + head_dim / 2]) in place.
+def rotate_rows(
+    kernels: CpuKernels,
+    x: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    offset: int = 0,
+    style: RotaryStyle = "half",
+    sections: Sequence[int] = (),
+) -> None:
+    """Rotary embedding in place of `rotary_dim` numbers of each head, from `offset` on.
 
     Args:
-        x: float32 [num_tokens, num_heads, head_dim], a token's heads contiguous.
-        cos, sin: float32 [num_tokens, head_dim / 2], contiguous.
+        x: float32 [num_tokens, num_heads, head_dim]; the last stride must be 1.
+        positions: int32 [num_tokens]; with sections [len(sections), num_tokens]; contiguous.
+        cos, sin: float32 [num_positions, rotary_dim / 2], contiguous.
+        style, sections: as in `taco_kernels.reference.rotary`.
 
     Raises:
-        ValueError: a tensor has the wrong type or shape.
+        ValueError: a tensor has the wrong type or shape, or a position is not in the table.
     """
     num_tokens, num_heads, head_dim = x.shape
-    if x.dtype != torch.float32 or x.stride()[1:] != (head_dim, 1):
-        raise ValueError(f"x must be float32 with contiguous heads, not {x.dtype} {x.stride()}")
+    if x.dtype != torch.float32 or x.stride(2) != 1:
+        raise ValueError(f"x must be float32 with adjacent numbers, not {x.dtype} {x.stride()}")
+    if style not in ROTARY_STYLES:
+        raise ValueError(f"unknown rotary style {style!r}; known: {', '.join(ROTARY_STYLES)}")
     for table in (cos, sin):
         _check(table, "cos and sin")
-        if table.shape != (num_tokens, head_dim // 2) or head_dim % 2:
-            raise ValueError(
-                f"cos and sin must be [{num_tokens}, {head_dim} / 2], not {tuple(table.shape)}"
-            )
-    call = structs.RotaryRows(
-        num_tokens,
+    half = cos.shape[-1]
+    if cos.ndim != 2 or cos.shape != sin.shape or not 0 <= offset <= head_dim - 2 * half:
+        raise ValueError(
+            f"cos and sin must be [num_positions, rotary_dim / 2] with offset {offset} + rotary_dim"
+            f" at most {head_dim}, not {list(cos.shape)} and {list(sin.shape)}"
+        )
+    if sections and (sum(sections) != half or min(sections) < 0):
+        raise ValueError(f"sections must sum to rotary_dim / 2 = {half}, not {list(sections)}")
+    axes = (len(sections),) if sections else ()
+    if (
+        positions.dtype != torch.int32
+        or positions.shape != (*axes, num_tokens)
+        or not positions.is_contiguous()
+    ):
+        raise ValueError(
+            f"positions must be contiguous int32 {[*axes, num_tokens]}, not {positions.dtype} "
+            f"{list(positions.shape)}"
+        )
+    if num_tokens == 0:
+        return
+    least, greatest = (int(bound) for bound in positions.aminmax())
+    if least < 0 or greatest >= cos.shape[0]:
+        raise ValueError(f"positions must be 0 to {cos.shape[0] - 1}, not {least} to {greatest}")
+    pairs = (ctypes.c_int32 * len(sections))(*sections)
+    rotation = structs.Rotation(
+        ROTARY_STYLES.index(style),
         num_heads,
-        head_dim,
-        x.data_ptr(),
-        x.stride(0),
+        x.stride(1),
+        2 * half,
         cos.data_ptr(),
         sin.data_ptr(),
+        len(sections),
+        ctypes.addressof(pairs),
     )
+    first = x.data_ptr() + offset * x.element_size()
+    call = structs.RotaryRows(rotation, num_tokens, first, x.stride(0), positions.data_ptr())
     kernels.lib.taco_rotate_rows(kernels.pool, ctypes.byref(call))
 
 

@@ -125,15 +125,26 @@ class NormRows(Structure):
     )
 
 
-class RotaryRows(Structure):
+class Rotation(Structure):
     _fields_ = (
-        ("count", c_int64),
+        ("style", c_int32),
         ("num_heads", c_int64),
-        ("head_dim", c_int64),
-        ("rows", c_void_p),
-        ("stride", c_int64),
+        ("head_stride", c_int64),
+        ("rotary_dim", c_int64),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("num_sections", c_int64),
+        ("sections", c_void_p),
+    )
+
+
+class RotaryRows(Structure):
+    _fields_ = (
+        ("rotation", Rotation),
+        ("count", c_int64),
+        ("rows", c_void_p),
+        ("stride", c_int64),
+        ("positions", c_void_p),
     )
 
 

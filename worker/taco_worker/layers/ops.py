@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from taco_kernels.reference import activation, norm, rotary
+from taco_kernels.reference.rotary import RotaryStyle
 
 
 class LayerOps(Protocol):
@@ -35,6 +37,27 @@ class LayerOps(Protocol):
         """silu(gate) * up: [num_tokens, 2 * size] to [num_tokens, size]."""
         ...
 
+    def rotate(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        *,
+        offset: int = 0,
+        style: RotaryStyle = "half",
+        sections: Sequence[int] = (),
+    ) -> None:
+        """Rotate a part of each head of x [num_tokens, num_heads, head_dim] in place.
+
+        Args:
+            positions: integers [num_tokens], or [axes, num_tokens] with sections.
+            cos_sin: float32 [max_positions, rotary_dim], cosines before sines.
+            offset: first rotated number of a head.
+            style: pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) if interleaved.
+            sections: pairs that each axis of the positions turns (M-RoPE).
+        """
+        ...
+
     def rotate_and_write_kv(
         self,
         query: Tensor,
@@ -45,12 +68,16 @@ class LayerOps(Protocol):
         key_cache: Tensor,
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
+        *,
+        offset: int = 0,
+        style: RotaryStyle = "half",
+        sections: Sequence[int] = (),
     ) -> None:
         """Rotate the query in place; write rotated keys and values into the cache.
 
         Args:
             query, key, value: [num_tokens, heads of each, head_dim].
-            cos_sin: float32 [max_positions, head_dim], cosines before sines.
+            positions, cos_sin, offset, style, sections: as in `rotate`.
             key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim].
             kv_slot_mapping: int64 [num_tokens]. -1 marks padding of a CUDA graph replay, which is
                 not written.
@@ -91,6 +118,19 @@ class TorchOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return activation.silu_mul(gate_up)
 
+    def rotate(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        *,
+        offset: int = 0,
+        style: RotaryStyle = "half",
+        sections: Sequence[int] = (),
+    ) -> None:
+        cos, sin = rotary.gather_angles(cos_sin, positions, sections)
+        x.copy_(rotary.apply_rotary(x, cos, sin, offset=offset, style=style))
+
     def rotate_and_write_kv(
         self,
         query: Tensor,
@@ -101,12 +141,15 @@ class TorchOps:
         key_cache: Tensor,
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
+        *,
+        offset: int = 0,
+        style: RotaryStyle = "half",
+        sections: Sequence[int] = (),
     ) -> None:
-        cos, sin = cos_sin[positions].chunk(2, dim=-1)
-        self.write_kv(
-            rotary.apply_rotary(key, cos, sin), value, key_cache, value_cache, kv_slot_mapping
-        )
-        query.copy_(rotary.apply_rotary(query, cos, sin))
+        cos, sin = rotary.gather_angles(cos_sin, positions, sections)
+        turned = rotary.apply_rotary(key, cos, sin, offset=offset, style=style)
+        self.write_kv(turned, value, key_cache, value_cache, kv_slot_mapping)
+        query.copy_(rotary.apply_rotary(query, cos, sin, offset=offset, style=style))
 
     def write_kv(
         self,

@@ -1,6 +1,6 @@
 """A layer's element-wise operations as Triton kernels."""
 
-from taco_kernels.triton import activation, kv_write, norm, rotary
+from taco_kernels.triton import activation, kv_write, norm, rotary, rotary_kv
 
 
 class TritonOps:
@@ -9,5 +9,6 @@ class TritonOps:
     rms_norm = staticmethod(norm.rms_norm)
     layer_norm = staticmethod(norm.layer_norm)
     silu_mul = staticmethod(activation.silu_mul)
-    rotate_and_write_kv = staticmethod(rotary.rotate_and_write_kv)
+    rotate = staticmethod(rotary.rotate)
+    rotate_and_write_kv = staticmethod(rotary_kv.rotate_and_write_kv)
     write_kv = staticmethod(kv_write.write_kv)

@@ -51,32 +51,39 @@ void check_functions(const Subject& subject) {
 }
 
 void check_rotary(const Subject& subject) {
-    constexpr int64_t tokens = 5, heads = 3;
-    for (const int64_t head_dim : {2, 30, 64, 80}) {
-        Random random{uint32_t(head_dim)};
-        const int64_t half = head_dim / 2, stride = heads * head_dim + 7;
-        const Floats before = random.normal(tokens * stride);
-        const Floats angles = random.normal(tokens * half);
-        Floats cosines, sines;
-        for (float angle : angles) {
-            cosines.push_back(std::cos(angle));
-            sines.push_back(std::sin(angle));
+    constexpr int64_t tokens = 5, heads = 3, offset = 2, positions = 9;
+    for (const int64_t rotary_dim : {2, 30, 64, 80}) {
+        for (const auto style : {RotaryStyle::half, RotaryStyle::interleaved}) {
+            Random random{uint32_t(rotary_dim)};
+            const int64_t half = rotary_dim / 2, head_stride = rotary_dim + 5;
+            const int64_t stride = heads * head_stride + 7;
+            const Floats before = random.normal(tokens * stride);
+            Floats cosines, sines;
+            for (float angle : random.normal(positions * half)) {
+                cosines.push_back(std::cos(angle));
+                sines.push_back(std::sin(angle));
+            }
+            const int32_t places[tokens] = {8, 0, 3, 3, 1};
+            Floats rows = before;
+            Doubles want(before.begin(), before.end());
+            for (int64_t i = 0; i < tokens * heads * half; ++i) {
+                const int64_t token = i / (heads * half), pair = i % half;
+                const int64_t head = token * stride + i / half % heads * head_stride + offset;
+                const bool is_half = style == RotaryStyle::half;
+                const auto first = size_t(head + (is_half ? pair : 2 * pair));
+                const auto second = first + size_t(is_half ? half : 1);
+                const auto angle = size_t(places[token] * half + pair);
+                const double x = before[first], y = before[second];
+                want[first] = x * cosines[angle] - y * sines[angle];
+                want[second] = y * cosines[angle] + x * sines[angle];
+            }
+            const Rotation rotation = {style,          heads,        head_stride, rotary_dim,
+                                       cosines.data(), sines.data(), 0,           nullptr};
+            const RotaryRows rotary = {rotation, tokens, rows.data() + offset, stride, places};
+            taco_rotate_rows(subject.pool, &rotary);
+            const std::string dim = std::to_string(rotary_dim);
+            const char* kind = style == RotaryStyle::half ? " in halves" : " interleaved";
+            subject.report.close(subject.name("rotary positions, " + dim + kind), rows, want, 1e-6);
         }
-        Floats rows = before;
-        Doubles want(before.begin(), before.end());
-        for (int64_t i = 0; i < tokens * heads * half; ++i) {
-            const int64_t token = i / (heads * half), pair = i % half;
-            const int64_t at = token * stride + i / half % heads * head_dim + pair;
-            const double cosine = cosines[size_t(token * half + pair)];
-            const double sine = sines[size_t(token * half + pair)];
-            const double x = before[size_t(at)], y = before[size_t(at + half)];
-            want[size_t(at)] = x * cosine - y * sine;
-            want[size_t(at + half)] = y * cosine + x * sine;
-        }
-        const RotaryRows rotary = {tokens, heads,          head_dim,    rows.data(),
-                                   stride, cosines.data(), sines.data()};
-        taco_rotate_rows(subject.pool, &rotary);
-        subject.report.close(subject.name("rotary positions, head_dim " + std::to_string(head_dim)),
-                             rows, want, 1e-6);
     }
 }

@@ -154,12 +154,17 @@ private:
     }
 
     void rotate() {
-        const int64_t half = decoder_.head_dim / 2;
-        const int64_t heads = decoder_.num_heads + decoder_.num_kv_heads;
+        const int64_t dim = decoder_.head_dim;
+        const Rotation rotation{RotaryStyle::half,
+                                decoder_.num_heads + decoder_.num_kv_heads,
+                                dim,
+                                dim,
+                                decoder_.cosines,
+                                decoder_.sines,
+                                0,
+                                nullptr};
         share_rows(thread_, step_.batch.num_tokens, [&](int64_t row) {
-            const int64_t position = step_.positions[row];
-            rotate_heads(scratch_.qkv + row * scratch_.qkv_stride, heads, decoder_.head_dim,
-                         decoder_.cosines + position * half, decoder_.sines + position * half);
+            rotate_row(rotation, scratch_.qkv + row * scratch_.qkv_stride, step_.positions + row);
         });
     }
 

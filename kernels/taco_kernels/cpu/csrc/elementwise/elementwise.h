@@ -22,10 +22,9 @@ inline void norm_rows(Thread& thread, const NormRows& norm) {
 }
 
 inline void rotate_rows(Thread& thread, const RotaryRows& rotary) {
-    const int64_t half = rotary.head_dim / 2;
     thread.share(rotary.count, 1, [&](int64_t row, int64_t) {
-        rotate_heads(rotary.rows + row * rotary.stride, rotary.num_heads, rotary.head_dim,
-                     rotary.cosines + row * half, rotary.sines + row * half);
+        rotate_row(rotary.rotation, rotary.rows + row * rotary.stride, rotary.positions + row,
+                   rotary.count);
     });
 }
 

@@ -17,12 +17,23 @@ struct NormRows {
     float* scales;        // [count], int8 only
 };
 
-struct RotaryRows {
-    int64_t count, num_heads, head_dim;
-    float* rows;  // [count, stride], rotated in place
-    int64_t stride;
-    const float* cosines;  // [count, head_dim / 2]
+// How the heads of a row are rotated.
+struct Rotation {
+    RotaryStyle style;
+    int64_t num_heads, head_stride;  // floats from one head to the next
+    int64_t rotary_dim;              // numbers of a head that are rotated, even
+    const float* cosines;            // [number of positions, rotary_dim / 2]
     const float* sines;
+    int64_t num_sections;     // position axes; 0: one position turns all pairs
+    const int32_t* sections;  // [num_sections], pairs that each axis turns (M-RoPE, Qwen2-VL)
+};
+
+struct RotaryRows {
+    Rotation rotation;
+    int64_t count;
+    float* rows;  // [count, stride], from the first rotated number on; rotated in place
+    int64_t stride;
+    const int32_t* positions;  // [axes, count]
 };
 
 // The activations, then the functions that they are made of.

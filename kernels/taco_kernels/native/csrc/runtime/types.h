@@ -54,3 +54,6 @@ constexpr int64_t padded_k(DType type, int64_t k) {
 enum class Activation : int32_t { none = 0, relu = 1, gelu = 2, gelu_tanh = 3, silu = 4 };
 
 enum class NormKind : int32_t { rms = 0, layer = 1 };
+
+// Which numbers of a head are rotated together: (i, i + rotary_dim / 2) or (2i, 2i + 1).
+enum class RotaryStyle : int32_t { half = 0, interleaved = 1 };

@@ -1,0 +1,278 @@
+"""Rotary position embedding, fused with the write of keys and values to the KV cache.
+
+Reference: `taco_kernels.reference.rotary` (RoFormer, Su et al. 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from taco_kernels.reference.rotary import RotaryStyle
+from taco_kernels.triton.kv_write import check_kv, within_fp8
+from taco_kernels.triton.rotary import (
+    check_angles,
+    check_heads,
+    heads_per_program,
+    pair_options,
+    rotated,
+)
+
+
+def rotate_and_write_kv(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    kv_slot_mapping: Tensor,
+    *,
+    offset: int = 0,
+    style: RotaryStyle = "half",
+    sections: Sequence[int] = (),
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> None:
+    """Rotate `rotary_dim` numbers of each head, from `offset` on, by its token's angles.
+
+    The query is rotated in place. The rotated key and the value are written to the cache only;
+    their sources stay unchanged.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim]; the last stride must be 1.
+        key, value: [num_tokens, num_kv_heads, head_dim], likewise.
+        positions, cos_sin, offset, style, sections: as in `rotary.rotate`; the other numbers of a
+            head stay unchanged.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the key's dtype
+            or float8_e4m3fn, which holds key / key_scale and value / value_scale, clamped to its
+            range; the last stride must be 1.
+        kv_slot_mapping: int64 [num_tokens], block * block_size + offset; -1 is not stored.
+
+    Raises:
+        ValueError: a tensor has the wrong shape, dtype or strides.
+    """
+    for name, heads_of in (("query", query), ("key", key)):
+        check_heads(name, heads_of, query)
+    check_kv(key, value, key_cache, value_cache, kv_slot_mapping)
+    check_angles(query, positions, cos_sin, offset, style, sections)
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads, rotary_dim = key.shape[1], cos_sin.shape[1]
+    if num_tokens == 0:
+        return
+    heads, num_warps = heads_per_program(num_tokens, num_heads, rotary_dim // 2)
+    kv_parts = triton.cdiv(num_kv_heads, heads) * 2
+    _rotate_and_write_kernel[(num_tokens, triton.cdiv(num_heads, heads) + kv_parts)](
+        query,
+        key,
+        value,
+        positions,
+        cos_sin,
+        key_cache,
+        value_cache,
+        kv_slot_mapping,
+        positions.stride(0),
+        *query.stride()[:2],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        1.0 / key_scale,
+        1.0 / value_scale,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        VALUE_DIM=value.shape[2],
+        BLOCK_SIZE=key_cache.shape[1],
+        IS_FP8=key_cache.dtype == torch.float8_e4m3fn,
+        HEADS=heads,
+        FRONT_BLOCK=triton.next_power_of_2(max(1, offset)),
+        REST_BLOCK=triton.next_power_of_2(max(1, head_dim - offset - rotary_dim)),
+        VALUE_BLOCK=triton.next_power_of_2(value.shape[2]),
+        **pair_options(cos_sin, offset, style, sections),
+        num_warps=num_warps,
+    )
+
+
+@triton.jit
+def _stored(x, factor, dtype: tl.constexpr, IS_FP8: tl.constexpr):
+    if IS_FP8:
+        x = within_fp8(x, factor)
+    return x.to(dtype)
+
+
+@triton.jit
+def _copy_columns(
+    x,
+    head_stride,
+    cache,
+    cache_head,
+    heads,
+    factor,
+    NUM_HEADS: tl.constexpr,
+    START: tl.constexpr,
+    END: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_FP8: tl.constexpr,
+):
+    """Copy columns START to END of some heads to the cache."""
+    columns = START + tl.arange(0, BLOCK)[None, :]
+    mask = (heads < NUM_HEADS) & (columns < END)
+    copied = tl.load(x + heads * head_stride + columns, mask=mask, other=0.0)
+    stored = _stored(copied, factor, cache.dtype.element_ty, IS_FP8)
+    tl.store(cache + heads * cache_head + columns, stored, mask=mask)
+
+
+@triton.jit(do_not_specialize=["positions_axis"])
+def _rotate_and_write_kernel(
+    query,
+    key,
+    value,
+    positions,
+    cos_sin,
+    key_cache,
+    value_cache,
+    kv_slot_mapping,
+    positions_axis,
+    query_token,
+    query_head,
+    key_token,
+    key_head,
+    value_token,
+    value_head,
+    key_cache_block,
+    key_cache_token,
+    key_cache_head,
+    value_cache_block,
+    value_cache_token,
+    value_cache_head,
+    key_factor,
+    value_factor,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    HEADS: tl.constexpr,
+    FRONT_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    OFFSET: tl.constexpr,
+    STEP: tl.constexpr,
+    DISTANCE: tl.constexpr,
+    NUM_AXES: tl.constexpr,
+    FIRST_END: tl.constexpr,
+    SECOND_END: tl.constexpr,
+):
+    """One program per HEADS heads of a token: of the query, else the key, else the value."""
+    QUERY_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    KEY_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    query += token * query_token
+    key += token * key_token
+    value += token * value_token
+    positions += token
+    if part < QUERY_PARTS:
+        heads = part * HEADS + tl.arange(0, HEADS)[:, None]
+        first, second, places, mask = rotated(
+            query,
+            query_head,
+            heads,
+            positions,
+            positions_axis,
+            cos_sin,
+            NUM_HEADS,
+            HALF,
+            HALF_BLOCK,
+            OFFSET,
+            STEP,
+            DISTANCE,
+            NUM_AXES,
+            FIRST_END,
+            SECOND_END,
+        )
+        target = query + heads * query_head + places
+        tl.store(target, first, mask=mask)
+        tl.store(target + DISTANCE, second, mask=mask)
+    else:
+        slot = tl.load(kv_slot_mapping + token)
+        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        key_cache += block * key_cache_block + offset * key_cache_token
+        value_cache += block * value_cache_block + offset * value_cache_token
+        if slot < 0:
+            pass
+        elif part < QUERY_PARTS + KEY_PARTS:
+            heads = (part - QUERY_PARTS) * HEADS + tl.arange(0, HEADS)[:, None]
+            first, second, places, mask = rotated(
+                key,
+                key_head,
+                heads,
+                positions,
+                positions_axis,
+                cos_sin,
+                NUM_KV_HEADS,
+                HALF,
+                HALF_BLOCK,
+                OFFSET,
+                STEP,
+                DISTANCE,
+                NUM_AXES,
+                FIRST_END,
+                SECOND_END,
+            )
+            target = key_cache + heads * key_cache_head + places
+            dtype: tl.constexpr = key_cache.dtype.element_ty
+            tl.store(target, _stored(first, key_factor, dtype, IS_FP8), mask=mask)
+            tl.store(target + DISTANCE, _stored(second, key_factor, dtype, IS_FP8), mask=mask)
+            if OFFSET > 0:
+                _copy_columns(
+                    key,
+                    key_head,
+                    key_cache,
+                    key_cache_head,
+                    heads,
+                    key_factor,
+                    NUM_KV_HEADS,
+                    0,
+                    OFFSET,
+                    FRONT_BLOCK,
+                    IS_FP8,
+                )
+            if OFFSET + 2 * HALF < HEAD_DIM:
+                _copy_columns(
+                    key,
+                    key_head,
+                    key_cache,
+                    key_cache_head,
+                    heads,
+                    key_factor,
+                    NUM_KV_HEADS,
+                    OFFSET + 2 * HALF,
+                    HEAD_DIM,
+                    REST_BLOCK,
+                    IS_FP8,
+                )
+        else:
+            heads = (part - QUERY_PARTS - KEY_PARTS) * HEADS + tl.arange(0, HEADS)[:, None]
+            _copy_columns(
+                value,
+                value_head,
+                value_cache,
+                value_cache_head,
+                heads,
+                value_factor,
+                NUM_KV_HEADS,
+                0,
+                VALUE_DIM,
+                VALUE_BLOCK,
+                IS_FP8,
+            )

@@ -1,0 +1,34 @@
+"""The layer operations in torch, in place on parts of buffers as layers call them."""
+
+from __future__ import annotations
+
+import torch
+
+from taco_kernels.reference.rotary import apply_rotary, gather_angles
+from taco_worker.layers.ops import TorchOps
+
+
+def test_heads_of_a_buffer_are_rotated_in_place() -> None:
+    buffer, cos_sin = torch.randn(3, 4, 12), torch.randn(20, 8)
+    before = buffer.clone()
+    positions = torch.tensor([[3, 4, 5], [0, 19, 1]])
+    TorchOps().rotate(
+        buffer[:, 1:3], positions, cos_sin, offset=2, style="interleaved", sections=(3, 1)
+    )
+    cos, sin = gather_angles(cos_sin, positions, (3, 1))
+    turned = apply_rotary(before[:, 1:3], cos, sin, offset=2, style="interleaved")
+    assert torch.equal(buffer, torch.cat((before[:, :1], turned, before[:, 3:]), dim=1))
+
+
+def test_a_part_of_the_keys_is_rotated_on_the_way_into_the_cache() -> None:
+    query, key, value = torch.randn(2, 4, 8), torch.randn(2, 2, 8), torch.randn(2, 2, 8)
+    caches, cos_sin = torch.zeros(2, 3, 4, 2, 8), torch.randn(20, 4)
+    positions, slots = torch.tensor([7, 8]), torch.tensor([11, 0])
+    cos, sin = gather_angles(cos_sin, positions)
+    expected = [apply_rotary(x, cos, sin, offset=4) for x in (query, key)]
+    TorchOps().rotate_and_write_kv(
+        query, key, value, positions, cos_sin, caches[0], caches[1], slots, offset=4
+    )
+    assert torch.equal(query, expected[0])
+    assert torch.equal(caches[0].flatten(0, 1)[slots], expected[1])
+    assert torch.equal(caches[1].flatten(0, 1)[slots], value)
