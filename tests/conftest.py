@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 import signal
 import warnings
 from collections.abc import Iterator
@@ -50,6 +51,8 @@ FOLDER_MARKERS = {
     "worker": ("kernels",),
 }
 NOT_QUICK = frozenset({"process", "kernels", "slow"})
+# The markers of all tests of a module: the statement `pytestmark = …`, to the next blank line.
+_MODULE_MARKERS = re.compile(r"^pytestmark = (?:.+\n)+", re.MULTILINE)
 _TESTS = Path(__file__).parent
 
 
@@ -62,10 +65,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --quick, folders without a quick test are not imported: that takes most of the time."""
-    if config.getoption("quick") and NOT_QUICK.intersection(_folder_markers(collection_path)):
-        return True
-    return None
+    """With --quick, folders and modules without a quick test are not imported: it takes seconds."""
+    if not config.getoption("quick"):
+        return None
+    markers = {*_folder_markers(collection_path), *_module_markers(collection_path)}
+    return True if NOT_QUICK & markers else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -88,6 +92,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _folder_markers(path: Path) -> tuple[str, ...]:
     folder, *_ = path.relative_to(_TESTS).parts or ("",)
     return FOLDER_MARKERS.get(folder, ())
+
+
+def _module_markers(path: Path) -> list[str]:
+    if not (path.name.startswith("test_") and path.suffix == ".py"):
+        return []
+    statement = _MODULE_MARKERS.search(path.read_text())
+    return [] if statement is None else re.findall(r"mark\.(\w+)", statement[0])
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from taco_proto import inference_pb2, registry_pb2, scheduler_pb2
@@ -65,38 +66,40 @@ def message_fields() -> Iterator[tuple[Descriptor, FieldDescriptor]]:
                 yield message, field
 
 
-TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
-READ = frozenset(name for tree in TREES.values() for name in attributes_read(tree))
-USED = frozenset(
-    name
-    for path, tree in TREES.items()
-    if not is_conversion(path)
-    for name in attributes_read(tree)
-)
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in SOURCES}
 
 
-def test_every_field_of_a_dataclass_is_read() -> None:
+def test_every_field_of_a_dataclass_is_read(trees: dict[Path, ast.Module]) -> None:
     """A flag of the command line is a field too."""
-    fields = [field for tree in TREES.values() for field in dataclass_fields(tree)]
+    used = {
+        name
+        for path, tree in trees.items()
+        if not is_conversion(path)
+        for name in attributes_read(tree)
+    }
+    fields = [field for tree in trees.values() for field in dataclass_fields(tree)]
     assert {"GenerateRequest", "SchedulerConfig", "SchedulerArgs"} <= {name for name, _ in fields}
-    unread = {f"{name}.{field}" for name, field in fields if field not in USED}
+    unread = {f"{name}.{field}" for name, field in fields if field not in used}
     assert unread == set(ALLOWED)
 
 
-def test_every_field_of_a_message_is_read() -> None:
+def test_every_field_of_a_message_is_read(trees: dict[Path, ast.Module]) -> None:
     """Conversions read most of them into a dataclass, for which the test above answers. A case of
     a oneof may be told by its name alone.
     """
+    read = {name for tree in trees.values() for name in attributes_read(tree)}
     cases = frozenset(
         node.value
-        for tree in TREES.values()
+        for tree in trees.values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     unread = {
         f"{message.name}.{field.name}"
         for message, field in message_fields()
-        if field.name not in READ and not (field.containing_oneof and field.name in cases)
+        if field.name not in read and not (field.containing_oneof and field.name in cases)
     }
     assert not unread
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+import taco_common.admin
 from support.gateway_app import App, AppMaker
 from support.live_gateway import exchange, serve
 from support.patience import PATIENCE_SECONDS, until
@@ -171,6 +172,7 @@ async def test_a_connection_ends_after_an_answer(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch, rest: bytes, admin: bool
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(taco_common.admin, "_HEADER_SECONDS", 0.2)
     path = b"/livez" if admin else b"/health"
     async with serve(make_app(replay([50])), admin=admin) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -501,6 +501,7 @@ async def wait_for_workers(stub: SchedulerStub, count: int) -> None:
     await until(are_there, f"{count} workers")
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_never_reads_does_not_delay_others(
     stub: SchedulerStub, worker: WorkerPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
