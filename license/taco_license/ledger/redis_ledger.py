@@ -236,13 +236,15 @@ class RedisLedger:
         logger.info("current license: %s", summary(current.license))
         return current, b""
 
-    async def _restore_license(self, current: VerifiedLicense, useless: bytes = b"") -> None:
+    async def _restore_license(
+        self, current: VerifiedLicense, invalid_version: bytes = b""
+    ) -> None:
         """Writes the license back that Redis has lost.
 
         Redis loses a license if it restarts from an older file, or fails over to a replica that was
         behind. An older license must not become current that way.
         """
-        outcome, *_ = await self._write(current, "restored", self.now(), 0.0, useless)
+        outcome, *_ = await self._write(current, "restored", self.now(), 0.0, invalid_version)
         if outcome == b"done":
             serial = current.license.serial
             logger.error("Redis had lost the license with serial %d; restored it", serial)
