@@ -14,17 +14,15 @@ contiguous keys and values, which paged KV never is.
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench import record
-from bench.kernels import roofline
-from bench.kernels.rounds import DTYPES, Limits, time_in_turn
+from bench.kernels.rounds import DTYPES, Limits, load_and_measure_limits, time_in_turn
 from taco_kernels.cpu.attention import AttentionCall, PagedBatch, PagedKV, block_bytes, write_kv
-from taco_kernels.library import CpuKernels, load
+from taco_kernels.library import CpuKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +59,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    kernels = load(args.threads, range(args.threads))
-    roof = roofline.measure(args.threads)
-
-    figures: dict[str, Any] = {
-        "isa": kernels.isa,
-        "threads": args.threads,
-        "read_gb_per_s": roof.read_gb_per_s,
-        "peak_gops": roof.peak_gops,
-        "calls": [],
-    }
+    kernels, roof, figures = load_and_measure_limits(args.threads)
+    figures["calls"] = []
     phases = args.phase or ("decode", "prefill")
     for model in args.model or MODELS:
         for type_name in args.type or DTYPES:

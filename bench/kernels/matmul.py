@@ -13,16 +13,14 @@ measured peak of the instruction set, whichever takes longer.
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional
 
 from bench import record
-from bench.kernels import roofline
-from bench.kernels.rounds import DTYPES, Limits, time_in_turn
+from bench.kernels.rounds import DTYPES, Limits, load_and_measure_limits, time_in_turn
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
-from taco_kernels.library import CpuKernels, load
+from taco_kernels.library import CpuKernels
 
 # Name: n, k, and whether it is a gated pair.
 Shapes = dict[str, tuple[int, int, bool]]
@@ -65,17 +63,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    kernels = load(args.threads, range(args.threads))
-    roof = roofline.measure(args.threads)
-
-    figures: dict[str, Any] = {
-        "isa": kernels.isa,
-        "threads": args.threads,
-        "read_gb_per_s": roof.read_gb_per_s,
-        "peak_gops": roof.peak_gops,
-        "products": [],
-    }
+    kernels, roof, figures = load_and_measure_limits(args.threads)
+    figures["products"] = []
     for model in args.model or MODELS:
         for name, shape in MODELS[model].items():
             if args.matrix and name not in args.matrix:

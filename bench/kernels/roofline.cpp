@@ -74,9 +74,16 @@ __attribute__((target("amx-tile"))) inline void load_config(const TileConfig& co
 // Keeps a value in a register, so that the compiler neither folds nor drops the loop around it.
 #define KEEP(value) asm volatile("" : "+v"(value))
 
-// Ten independent sums hide the latency of an instruction on every machine at hand.
-#define TEN(apply) \
-    apply(0) apply(1) apply(2) apply(3) apply(4) apply(5) apply(6) apply(7) apply(8) apply(9)
+// Ten independent sums hide the latency of an instruction on every machine at hand. SUMS declares s0
+// to s9; STEPS applies `update` to the number of each sum, `steps` times.
+#define SUMS(type, zero) \
+    type s0 = zero, s1 = zero, s2 = zero, s3 = zero, s4 = zero, s5 = zero, s6 = zero, s7 = zero, \
+         s8 = zero, s9 = zero
+#define STEPS(update)                                      \
+    for (int64_t step = 0; step < steps; ++step) {         \
+        update(0) update(1) update(2) update(3) update(4)  \
+        update(5) update(6) update(7) update(8) update(9)  \
+    }
 
 }  // namespace
 
@@ -109,46 +116,34 @@ __attribute__((target("avx2"))) int64_t roofline_read(const char* data, size_t b
 // 10 x 8 multiply-adds a step.
 __attribute__((target("avx2,fma"))) void roofline_avx2_fp32(int64_t steps) {
     __m256 a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(0.25f);
-#define DECLARE(i) __m256 s##i = _mm256_setzero_ps();
-    TEN(DECLARE)
-#undef DECLARE
-    for (int64_t step = 0; step < steps; ++step) {
-#define APPLY(i) s##i = _mm256_fmadd_ps(a, b, s##i); KEEP(s##i);
-        TEN(APPLY)
-#undef APPLY
-    }
+    SUMS(__m256, _mm256_setzero_ps());
+#define UPDATE(i) s##i = _mm256_fmadd_ps(a, b, s##i); KEEP(s##i);
+    STEPS(UPDATE)
+#undef UPDATE
 }
 
 // 10 x 32 multiply-adds a step, in three instructions for each ten.
 __attribute__((target("avx2"))) void roofline_avx2_int8(int64_t steps) {
     __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), ones = _mm256_set1_epi16(1);
-#define DECLARE(i) __m256i s##i = _mm256_setzero_si256();
-    TEN(DECLARE)
-#undef DECLARE
-    for (int64_t step = 0; step < steps; ++step) {
-#define APPLY(i)                                                        \
+    SUMS(__m256i, _mm256_setzero_si256());
+#define UPDATE(i)                                                       \
     {                                                                   \
         __m256i pairs = _mm256_maddubs_epi16(a, b);                     \
         KEEP(pairs);                                                    \
         s##i = _mm256_add_epi32(s##i, _mm256_madd_epi16(pairs, ones)); \
         KEEP(s##i);                                                     \
     }
-        TEN(APPLY)
-#undef APPLY
-    }
+    STEPS(UPDATE)
+#undef UPDATE
 }
 
 // 10 x 16 multiply-adds a step.
 __attribute__((target("avx512f"))) void roofline_avx512_fp32(int64_t steps) {
     __m512 a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(0.25f);
-#define DECLARE(i) __m512 s##i = _mm512_setzero_ps();
-    TEN(DECLARE)
-#undef DECLARE
-    for (int64_t step = 0; step < steps; ++step) {
-#define APPLY(i) s##i = _mm512_fmadd_ps(a, b, s##i); KEEP(s##i);
-        TEN(APPLY)
-#undef APPLY
-    }
+    SUMS(__m512, _mm512_setzero_ps());
+#define UPDATE(i) s##i = _mm512_fmadd_ps(a, b, s##i); KEEP(s##i);
+    STEPS(UPDATE)
+#undef UPDATE
 }
 
 // 10 x 32 multiply-adds a step.
@@ -157,27 +152,19 @@ __attribute__((target("avx512f,avx512bf16"))) void roofline_avx512_bf16(int64_t 
     __m512bh a, b;
     std::memcpy(&a, &ones, sizeof a);
     std::memcpy(&b, &ones, sizeof b);
-#define DECLARE(i) __m512 s##i = _mm512_setzero_ps();
-    TEN(DECLARE)
-#undef DECLARE
-    for (int64_t step = 0; step < steps; ++step) {
-#define APPLY(i) s##i = _mm512_dpbf16_ps(s##i, a, b); KEEP(s##i);
-        TEN(APPLY)
-#undef APPLY
-    }
+    SUMS(__m512, _mm512_setzero_ps());
+#define UPDATE(i) s##i = _mm512_dpbf16_ps(s##i, a, b); KEEP(s##i);
+    STEPS(UPDATE)
+#undef UPDATE
 }
 
 // 10 x 64 multiply-adds a step.
 __attribute__((target("avx512f,avx512vnni"))) void roofline_avx512_vnni(int64_t steps) {
     __m512i a = _mm512_set1_epi32(0x01010101), b = a;
-#define DECLARE(i) __m512i s##i = _mm512_setzero_si512();
-    TEN(DECLARE)
-#undef DECLARE
-    for (int64_t step = 0; step < steps; ++step) {
-#define APPLY(i) s##i = _mm512_dpbusd_epi32(s##i, a, b); KEEP(s##i);
-        TEN(APPLY)
-#undef APPLY
-    }
+    SUMS(__m512i, _mm512_setzero_si512());
+#define UPDATE(i) s##i = _mm512_dpbusd_epi32(s##i, a, b); KEEP(s##i);
+    STEPS(UPDATE)
+#undef UPDATE
 }
 
 // 4 x 16 x 16 x 32 multiply-adds a step: two tiles of each side and their four products.

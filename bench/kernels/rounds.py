@@ -3,10 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from bench.kernels import roofline
 from bench.kernels.roofline import Roofline
+from taco_kernels.library import CpuKernels, load
 
 Call = Callable[[], object]
 
@@ -26,6 +29,20 @@ class Limits:
         return cls(
             roof.read_gb_per_s["all_threads"] * 1e9, roof.peak_gops[peak]["all_threads"] * 1e9
         )
+
+
+def load_and_measure_limits(threads: int) -> tuple[CpuKernels, Roofline, dict[str, Any]]:
+    """Returns the kernels, the machine's limits, and both as the first figures of a record."""
+    torch.set_num_threads(threads)
+    kernels = load(threads, range(threads))
+    roof = roofline.measure(threads)
+    figures = {
+        "isa": kernels.isa,
+        "threads": threads,
+        "read_gb_per_s": roof.read_gb_per_s,
+        "peak_gops": roof.peak_gops,
+    }
+    return kernels, roof, figures
 
 
 def time_in_turn(

@@ -9,6 +9,7 @@ piece of output with the second at which it came. No time is changed afterwards.
 """
 
 import argparse
+import codecs
 import fcntl
 import os
 import pty
@@ -69,7 +70,7 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(slave)
-        self._undecoded = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def fileno(self) -> int:
         return self._master
@@ -81,16 +82,7 @@ class Terminal:
 
     def read(self) -> None:
         """Records what can be read now."""
-        pending = self._undecoded + os.read(self._master, 65536)
-        end = len(pending)
-        while end and pending[end - 1] & 0xC0 == 0x80:
-            end -= 1
-        if end and pending[end - 1] >= 0xC0:
-            end -= 1  # the last character may not be complete
-        try:
-            output, self._undecoded = pending.decode(), b""
-        except UnicodeDecodeError:
-            output, self._undecoded = pending[:end].decode(), pending[end:]
+        output = self._decoder.decode(os.read(self._master, 65536))
         self._recording.add(self.name, output)
 
     def close(self) -> None:

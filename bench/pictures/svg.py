@@ -14,14 +14,13 @@ class Scheme:
     background: str
     text: str
     muted: str
-    grid: str
     ours: str
     theirs: str
 
 
 SCHEMES = (
-    Scheme("light", "#ffffff", "#1f2328", "#59636e", "#d1d9e0", "#e8590c", "#9aa4af"),
-    Scheme("dark", "#0d1117", "#f0f6fc", "#9198a1", "#3d444d", "#ff922b", "#656c76"),
+    Scheme("light", "#ffffff", "#1f2328", "#59636e", "#e8590c", "#9aa4af"),
+    Scheme("dark", "#0d1117", "#f0f6fc", "#9198a1", "#ff922b", "#656c76"),
 )
 
 
