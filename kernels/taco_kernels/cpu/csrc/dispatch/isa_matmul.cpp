@@ -1,6 +1,6 @@
 #include "dispatch/isa_table.h"
-#include "matmul/argmax.h"
 #include "matmul/encode.h"
+#include "matmul/greedy_argmax.h"
 #include "matmul/multiply.h"
 #include "matmul/pack.h"
 

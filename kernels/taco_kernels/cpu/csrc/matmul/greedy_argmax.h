@@ -1,5 +1,5 @@
-// Argmax of a product: the column with the greatest value of each row, and its log probability,
-// without storing the product.
+// Greedy sampling inside the product of the logits: the column with the greatest value of each row,
+// and its log probability, without storing the product.
 #pragma once
 
 #include <atomic>
