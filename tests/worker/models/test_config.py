@@ -140,6 +140,12 @@ def test_bad_rope_scaling(tmp_path: Path, scaling: dict[str, Any], message: str)
         load_hf_config(_write(tmp_path), rope_scaling=scaling)
 
 
+def test_rope_override_of_settings_by_layer_type(tmp_path: Path) -> None:
+    path = _write(tmp_path, rope_parameters={"full_attention": {"rope_theta": 1e4}})
+    with pytest.raises(ValueError, match="by layer type cannot be overridden"):
+        load_hf_config(path, rope_theta=1e6)
+
+
 def test_rope_settings_on_learned_positions(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "GPT2LMHeadModel")
     with pytest.raises(ValueError, match="GPT2LMHeadModel has learned positions"):
@@ -203,7 +209,7 @@ def test_bad_config(tmp_path: Path, content: str, message: str) -> None:
     [
         ({"hidden_size": "64"}, "invalid field"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
-        ({"head_dim": 15}, "even head_dim"),
+        ({"head_dim": 15}, "even rotary_dim of 2 or more, not 15"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
         ({"quantization_config": "gptq"}, "invalid field"),

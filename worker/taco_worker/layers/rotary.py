@@ -1,4 +1,4 @@
-"""Rotary position embeddings (RoPE): cosines, sines and scaled frequencies."""
+"""Tables of rotary position embeddings (RoPE): cosines and sines of scaled frequencies."""
 
 from __future__ import annotations
 
@@ -11,55 +11,93 @@ from taco_worker.models.rope import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
     RotaryConfig,
     YarnScaling,
 )
 
 
-class RotaryEmbedding:
-    """Cosines and sines of positions, in float32; shared by all layers."""
+def cos_sin_table(
+    config: RotaryConfig,
+    rotary_dim: int,
+    num_positions: int,
+    device: torch.device,
+    *,
+    max_length: int | None = None,
+) -> Tensor:
+    """Cosines, then sines, of positions 0 to num_positions - 1.
 
-    def __init__(self, config: RotaryConfig, head_dim: int, device: torch.device) -> None:
-        self._frequencies = inverse_frequencies(config, head_dim).to(device)
-        self._amplitude = 1.0
-        if isinstance(config.scaling, YarnScaling):
-            self._amplitude = config.scaling.attention_factor
+    Args:
+        rotary_dim: numbers of a head that are rotated.
+        max_length: longest sequence in tokens that is served, by which long factors are chosen; by
+            default num_positions.
 
-    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [num_tokens] to two float32 [num_tokens, head_dim / 2]."""
-        angles = torch.outer(positions.float(), self._frequencies)
-        return angles.cos() * self._amplitude, angles.sin() * self._amplitude
+    Returns:
+        float32 [num_positions, rotary_dim].
 
-    def table(self, num_positions: int) -> Tensor:
-        """float32 [num_positions, head_dim] of positions 0 to num_positions - 1, cosines first."""
-        positions = torch.arange(num_positions, device=self._frequencies.device)
-        return torch.cat(self.cos_sin(positions), dim=1)
+    Raises:
+        ValueError: the settings do not fit to rotary_dim.
+    """
+    longest = num_positions if max_length is None else max_length
+    frequencies = inverse_frequencies(config, rotary_dim, longest).to(device)
+    positions = torch.arange(num_positions, device=device)
+    angles = torch.outer(positions.float(), frequencies)
+    factor = attention_factor(config, longest)
+    return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=1)
 
 
-def inverse_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
-    """Radians per position, float32 [head_dim / 2], highest frequency first."""
+def attention_factor(config: RotaryConfig, max_length: int) -> float:
+    """Factor on cosines and sines."""
+    match config.scaling:
+        case YarnScaling() as scaling:
+            return scaling.attention_factor
+        case LongScaling() as scaling:
+            is_long = scaling.is_long(max_length)
+            return scaling.long_attention_factor if is_long else scaling.short_attention_factor
+        case _:
+            return 1.0
+
+
+def inverse_frequencies(config: RotaryConfig, rotary_dim: int, max_length: int) -> Tensor:
+    """Radians per position, float32 [rotary_dim / 2], highest frequency first.
+
+    Raises:
+        ValueError: the settings do not fit to rotary_dim.
+    """
+    config.check(rotary_dim)
     match config.scaling:
         case None:
-            return _frequencies(config.theta, head_dim)
+            return _frequencies(config.theta, rotary_dim)
         case LinearScaling(factor=factor):
-            return _frequencies(config.theta, head_dim) / factor
+            return _frequencies(config.theta, rotary_dim) / factor
         case DynamicScaling() as scaling:
-            return _frequencies(_dynamic_theta(config.theta, head_dim, scaling), head_dim)
+            return _frequencies(_dynamic_theta(config.theta, rotary_dim, scaling), rotary_dim)
         case Llama3Scaling() as scaling:
-            return _llama3(_frequencies(config.theta, head_dim), scaling)
+            return _llama3(_frequencies(config.theta, rotary_dim), scaling)
         case YarnScaling() as scaling:
-            return _yarn(config.theta, head_dim, scaling)
+            return _yarn(config.theta, rotary_dim, scaling)
+        case LongScaling() as scaling:
+            is_long = scaling.is_long(max_length)
+            factors = scaling.long_factors if is_long else scaling.short_factors
+            return 1.0 / (torch.tensor(factors) * _wavelengths(config.theta, rotary_dim))
+        case ProportionalScaling() as scaling:
+            return _proportional(_frequencies(config.theta, rotary_dim), scaling)
 
 
-def _frequencies(theta: float, head_dim: int) -> Tensor:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    return 1.0 / theta**exponents
+def _wavelengths(theta: float, rotary_dim: int) -> Tensor:
+    """Positions per radian."""
+    return theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
 
 
-def _dynamic_theta(theta: float, head_dim: int, scaling: DynamicScaling) -> float:
+def _frequencies(theta: float, rotary_dim: int) -> Tensor:
+    return 1.0 / _wavelengths(theta, rotary_dim)
+
+
+def _dynamic_theta(theta: float, rotary_dim: int, scaling: DynamicScaling) -> float:
     """Theta for the longest served length, factor × original length."""
     stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
-    return float(theta * stretch ** (head_dim / (head_dim - 2)))
+    return float(theta * stretch ** (rotary_dim / (rotary_dim - 2)))
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -72,20 +110,26 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     return (1 - keep) * frequencies / scaling.factor + keep * frequencies
 
 
-def _yarn(theta: float, head_dim: int, scaling: YarnScaling) -> Tensor:
+def _yarn(theta: float, rotary_dim: int, scaling: YarnScaling) -> Tensor:
     """Keep dimensions that turn often within the original length; interpolate slow ones."""
 
     def dimension_that_turns(times: float) -> float:
         length = scaling.original_max_position_embeddings
-        return head_dim * math.log(length / (times * 2 * math.pi)) / (2 * math.log(theta))
+        return rotary_dim * math.log(length / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     low = dimension_that_turns(scaling.beta_fast)
     high = dimension_that_turns(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     width = high - low or 0.001
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / width
+    ramp = (torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width
     interpolate = ramp.clamp(0, 1)
-    frequencies = _frequencies(theta, head_dim)
+    frequencies = _frequencies(theta, rotary_dim)
     return interpolate * frequencies / scaling.factor + (1 - interpolate) * frequencies
+
+
+def _proportional(frequencies: Tensor, scaling: ProportionalScaling) -> Tensor:
+    num_turning = int(scaling.proportion * 2 * len(frequencies) // 2)
+    turning = torch.arange(len(frequencies)) < num_turning
+    return torch.where(turning, frequencies, 0.0) / scaling.factor

@@ -11,6 +11,7 @@ from typing import Any
 from taco_common.json_file import read_json_object
 from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
 from taco_worker.models.registry import find_recipe
+from taco_worker.models.rope_parsing import is_by_layer_type
 
 SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -122,6 +123,8 @@ def _override_rope(
     """Apply the overrides under the keys that `parse_rotary` reads first."""
     if rope_scaling is None and rope_theta is None:
         return hf_config
+    if is_by_layer_type(hf_config.get("rope_parameters") or {}):
+        raise ValueError("rope settings by layer type cannot be overridden: edit config.json")
     current = hf_config.get("rope_parameters") or {
         **(hf_config.get("rope_scaling") or {}),
         "rope_theta": hf_config.get("rope_theta"),

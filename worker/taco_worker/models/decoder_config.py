@@ -84,8 +84,13 @@ class DecoderConfig:
             raise ValueError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads evenly"
             )
-        if isinstance(self.positions, RotaryConfig) and self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head_dim, not {self.head_dim}")
+        if isinstance(self.positions, RotaryConfig):
+            self.positions.check(self.head_dim)
+            partial_rotary_factor = self.positions.partial_rotary_factor
+            if partial_rotary_factor != 1.0:
+                raise ValueError(
+                    f"partial_rotary_factor {partial_rotary_factor} is not supported, only 1"
+                )
         if len(self.sliding_windows) != self.num_layers:
             raise ValueError(
                 f"{len(self.sliding_windows)} sliding windows for {self.num_layers} layers"

@@ -1,11 +1,9 @@
-"""Parses rotary position (RoPE) settings of a config; `layers.rotary` computes the frequencies."""
+"""Rotary position (RoPE) settings of a model; `layers.rotary` computes the frequencies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,11 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Interpolation per dimension and a factor on cos and sin (YaRN, Peng et al. 2023)."""
+    """Interpolation per dimension and a factor on cos and sin (YaRN, Peng et al. 2023).
+
+    Attributes:
+        mscale_all_dim: weight of the amplitude that DeepSeek applies to attention scores; 0: none.
+    """
 
     factor: float
     beta_fast: float
@@ -48,44 +50,103 @@ class YarnScaling:
     attention_factor: float
     truncate: bool
     original_max_position_embeddings: int
+    mscale_all_dim: float = 0.0
+
+    @property
+    def score_factor(self) -> float:
+        """Factor on attention scores in DeepSeek's models, the amplitude of `mscale_all_dim`²."""
+        return yarn_amplitude(self.factor, self.mscale_all_dim) ** 2
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """A separate divisor for each frequency (LongRoPE, Ding et al. 2024; Phi-3).
+
+    The published form changes from short to long factors when a sequence exceeds the original
+    length. TACO chooses once, by the longest sequence that it serves: keys can be shared.
+
+    Attributes:
+        short_factors, long_factors: one number per frequency.
+        short_attention_factor, long_attention_factor: factors on cos and sin.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    short_attention_factor: float
+    long_attention_factor: float
+    original_max_position_embeddings: int
+
+    def is_long(self, max_length: int) -> bool:
+        """Whether serving sequences of up to `max_length` tokens needs the long factors."""
+        return max_length > self.original_max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Frequencies spaced over the whole head, of which only the first `proportion` turn."""
+
+    factor: float
+    proportion: float
+
+
+RopeScaling = (
+    LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling | ProportionalScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
+    """Rotary positions of one kind of layer.
+
+    Attributes:
+        theta: base of the frequencies.
+        partial_rotary_factor: rotated part of a head.
+        sections: frequencies that each axis of the positions turns (M-RoPE, Qwen2-VL); empty: one
+            position per token.
+    """
+
     theta: float
     scaling: RopeScaling | None = None
+    partial_rotary_factor: float = 1.0
+    sections: tuple[int, ...] = ()
 
+    def rotary_dim(self, head_dim: int) -> int:
+        """Numbers of a head that are rotated.
 
-def parse_rotary(hf_config: Mapping[str, Any]) -> RotaryConfig:
-    """Read `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
+        Raises:
+            ValueError: as `check`.
+        """
+        rotary_dim = int(head_dim * self.partial_rotary_factor)
+        self.check(rotary_dim)
+        return rotary_dim
 
-    Raises:
-        ValueError: the kind of scaling is unknown, or one of its numbers is missing.
-    """
-    parameters = hf_config.get("rope_parameters") or {}
-    scaling = parameters or hf_config.get("rope_scaling") or {}
-    theta = _first_given(parameters.get("rope_theta"), hf_config.get("rope_theta"), 10_000.0)
-    if not (math.isfinite(theta) and theta > 0):
-        raise ValueError(f"rope_theta must be above 0, not {theta}")
-    partial_rotary_factor = parameters.get(
-        "partial_rotary_factor", hf_config.get("partial_rotary_factor", 1.0)
-    )
-    if partial_rotary_factor != 1.0:
-        raise ValueError(f"partial_rotary_factor {partial_rotary_factor} is not supported, only 1")
-    return RotaryConfig(theta, _parse_scaling(scaling, hf_config))
-
-
-def _first_given(*values: float | None) -> float:
-    return float(next(value for value in values if value is not None))
+    def check(self, rotary_dim: int) -> None:
+        """Raise ValueError unless these settings fit to `rotary_dim` rotated numbers of a head."""
+        if rotary_dim < 2 or rotary_dim % 2:
+            raise ValueError(
+                f"rotary positions need an even rotary_dim of 2 or more, not {rotary_dim}"
+            )
+        if self.sections and sum(self.sections) != rotary_dim // 2:
+            raise ValueError(
+                f"mrope_section {list(self.sections)} must sum to half of rotary_dim {rotary_dim}"
+            )
+        if isinstance(self.scaling, DynamicScaling) and rotary_dim == 2:
+            raise ValueError("dynamic rope scaling needs a rotary_dim above 2")
+        if isinstance(self.scaling, LongScaling):
+            for name in ("short_factors", "long_factors"):
+                count = len(getattr(self.scaling, name))
+                if count != rotary_dim // 2:
+                    raise ValueError(
+                        f"rope scaling needs {rotary_dim // 2} {name.removesuffix('s')} numbers, "
+                        f"not {count}"
+                    )
 
 
 def scaled_max_position_embeddings(rotary: RotaryConfig, max_position_embeddings: int) -> int:
     """The longest sequence in tokens, computed from the config's length.
 
-    Configs with Llama-3 scaling give the length after scaling, the others the length before.
+    Configs with Llama-3 scaling or long factors give the length after scaling, the others the
+    length before.
     """
     match rotary.scaling:
         case LinearScaling(factor=factor):
@@ -96,54 +157,6 @@ def scaled_max_position_embeddings(rotary: RotaryConfig, max_position_embeddings
             return max_position_embeddings
 
 
-def _parse_scaling(scaling: Mapping[str, Any], hf_config: Mapping[str, Any]) -> RopeScaling | None:
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-
-    def number(name: str) -> float:
-        value = scaling.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is None or not is_number or not 0 < value < math.inf:
-            raise ValueError(f"rope scaling {kind!r} needs a positive {name!r}, not {value!r}")
-        return float(value)
-
-    original_length = int(
-        scaling.get("original_max_position_embeddings") or hf_config["max_position_embeddings"]
-    )
-    match kind:
-        case "default":
-            return None
-        case "linear":
-            return LinearScaling(number("factor"))
-        case "dynamic":
-            # Unlike the others, dynamic scaling starts at the config's length.
-            return DynamicScaling(number("factor"), int(hf_config["max_position_embeddings"]))
-        case "llama3":
-            low, high = number("low_freq_factor"), number("high_freq_factor")
-            if low >= high:
-                raise ValueError(f"rope scaling needs low_freq_factor {low} < high {high}")
-            return Llama3Scaling(number("factor"), low, high, original_length)
-        case "yarn":
-            return YarnScaling(
-                factor=number("factor"),
-                beta_fast=float(scaling.get("beta_fast") or 32),
-                beta_slow=float(scaling.get("beta_slow") or 1),
-                attention_factor=_yarn_attention_factor(scaling, number("factor")),
-                truncate=bool(scaling.get("truncate", True)),
-                original_max_position_embeddings=original_length,
-            )
-        case _:
-            raise ValueError(
-                f"unknown rope scaling {kind!r}: known are default, linear, dynamic, llama3, yarn"
-            )
-
-
-def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
-    if scaling.get("attention_factor") is not None:
-        return float(scaling["attention_factor"])
-
-    def mscale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
-    return mscale(1.0)
+def yarn_amplitude(factor: float, weight: float = 1.0) -> float:
+    """`mscale` of YaRN (Peng et al. 2023, section 3.4): 0.1 weight ln(factor) + 1."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -11,7 +11,7 @@ from taco_kernels.cpu.decoder import Layer, Norm, Weights
 from taco_kernels.cpu.matmul import PackedMatrix
 from taco_kernels.library import CpuKernels
 from taco_worker.backends.torch.decoder_weights import parameter_shapes
-from taco_worker.layers.rotary import RotaryEmbedding
+from taco_worker.layers.rotary import cos_sin_table
 from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
 
 _TABLES = ("embed_tokens", "embed_positions")
@@ -85,8 +85,9 @@ class CpuWeights:
         config, positions = self._config, self._config.positions
         rotary = None
         if not isinstance(positions, LearnedPositions):
-            embedding = RotaryEmbedding(positions, config.head_dim, torch.device("cpu"))
-            rotary = embedding.cos_sin(torch.arange(num_positions))
+            table = cos_sin_table(positions, config.head_dim, num_positions, self.device)
+            cosines, sines = table.chunk(2, dim=1)
+            rotary = cosines.contiguous(), sines.contiguous()
         return Weights(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,

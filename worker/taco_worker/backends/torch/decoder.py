@@ -15,7 +15,7 @@ from taco_worker.layers.linear import Linear
 from taco_worker.layers.mlp import MLP, GatedMLP
 from taco_worker.layers.norm import LayerNorm, RMSNorm
 from taco_worker.layers.ops import LayerOps
-from taco_worker.layers.rotary import RotaryEmbedding
+from taco_worker.layers.rotary import cos_sin_table
 from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
 
 
@@ -57,7 +57,6 @@ class Decoder(nn.Module):
             self.embed_out_proj = Linear(wide, narrow, bias=False, dtype=dtype, device=device)
 
         self.embed_positions: Embedding | None = None
-        self.rotary: RotaryEmbedding | None = None
         self._position_offset = 0
         if isinstance(config.positions, LearnedPositions):
             self._position_offset = config.positions.offset
@@ -65,8 +64,6 @@ class Decoder(nn.Module):
             self.embed_positions = Embedding(
                 num_rows, config.hidden_size, dtype=dtype, device=device
             )
-        else:
-            self.rotary = RotaryEmbedding(config.positions, config.head_dim, device)
         self._cos_sin: Tensor | None = None
 
         first_on_host = config.num_layers - num_host_layers
@@ -90,8 +87,10 @@ class Decoder(nn.Module):
 
     def prepare_positions(self, num_positions: int) -> None:
         """Compute the rotary angles of `num_positions` positions; call it before `forward`."""
-        if self.rotary is not None:
-            self._cos_sin = self.rotary.table(num_positions)
+        if not isinstance(self.config.positions, LearnedPositions):
+            self._cos_sin = cos_sin_table(
+                self.config.positions, self.config.head_dim, num_positions, self.device
+            )
 
     def forward(
         self,

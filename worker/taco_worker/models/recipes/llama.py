@@ -7,7 +7,8 @@ from typing import Any
 
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.recipe import Recipe, WeightMap, fused, whole
-from taco_worker.models.rope import parse_rotary, scaled_max_position_embeddings
+from taco_worker.models.rope import scaled_max_position_embeddings
+from taco_worker.models.rope_parsing import parse_rotary
 
 
 def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:

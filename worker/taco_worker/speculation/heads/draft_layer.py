@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from taco_proto.errors import ConfigurationError
-from taco_worker.layers.rotary import RotaryEmbedding
+from taco_worker.layers.rotary import cos_sin_table
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.rope import RotaryConfig
 from taco_worker.models.step_model import Linear, StepModel
@@ -80,8 +80,8 @@ class DraftLayer:
         self._gate_up = linear({"mlp.gate_proj": inner_size, "mlp.up_proj": inner_size}, size)
         self._down = linear({"mlp.down_proj": size}, inner_size)
         self._mlp_norm = load_norm(f"{prefix}post_attention_layernorm", tensors, config, target)
-        rotary = RotaryEmbedding(config.positions, config.head_dim, target.device)
-        self._cos_sin = rotary.table(num_positions).to(target.hidden_dtype)
+        table = cos_sin_table(config.positions, config.head_dim, num_positions, target.device)
+        self._cos_sin = table.to(target.hidden_dtype)
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [num_rows, input_size] to [num_rows, num_heads, head_dim]."""

@@ -1,0 +1,147 @@
+"""Rotary settings of config.json in every form, and those that cannot be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taco_worker.models.rope import (
+    LinearScaling,
+    LongScaling,
+    RotaryConfig,
+    YarnScaling,
+    scaled_max_position_embeddings,
+)
+from taco_worker.models.rope_parsing import parse_layer_rotary, parse_rotary
+
+LENGTH = {"max_position_embeddings": 4096}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1, 1.5], "long_factor": [2, 3.5]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, RotaryConfig(10_000.0)),
+        ({"rope_theta": 5e5}, RotaryConfig(5e5)),
+        ({"rotary_emb_base": 2e4, "rotary_pct": 0.25}, RotaryConfig(2e4, None, 0.25)),
+        ({"rope_embedding_base": 1e6}, RotaryConfig(1e6)),
+        ({"rope_parameters": {"rope_theta": 7.0, "partial_rotary_factor": 0.5}}, None),
+        ({"rope_theta": 7.0, "partial_rotary_factor": 0.5}, None),
+        (
+            {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
+            RotaryConfig(10_000.0, None, 1.0, (2, 3, 3)),
+        ),
+        (
+            {"rope_scaling": {"rope_type": "default", "type": "mrope", "mrope_section": [1, 2]}},
+            RotaryConfig(10_000.0, None, 1.0, (1, 2)),
+        ),
+    ],
+    ids=str,
+)
+def test_old_and_new_fields(fields: dict[str, Any], expected: RotaryConfig | None) -> None:
+    assert parse_rotary({**LENGTH, **fields}) == (expected or RotaryConfig(7.0, None, 0.5))
+
+
+def test_defaults_of_an_architecture() -> None:
+    defaults = {"default_theta": 5e5, "default_partial": 0.5}
+    assert parse_rotary(LENGTH, **defaults) == RotaryConfig(5e5, None, 0.5)
+    given = {**LENGTH, "rope_theta": 3.0, "partial_rotary_factor": 1}
+    assert parse_rotary(given, **defaults) == RotaryConfig(3.0)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_every_name_of_long_factors(kind: str) -> None:
+    fields = {
+        **LENGTH,
+        "original_max_position_embeddings": 1024,
+        "rope_scaling": {"type": kind, **{k: v for k, v in LONGROPE.items() if k != "rope_type"}},
+    }
+    rotary = parse_rotary(fields)
+    assert isinstance(rotary.scaling, LongScaling)
+    assert rotary.scaling.short_factors == (1.0, 1.5)
+    assert rotary.scaling.long_factors == (2.0, 3.5)
+    assert rotary.scaling.long_attention_factor == pytest.approx((1 + 2 / 10) ** 0.5)
+    assert scaled_max_position_embeddings(rotary, 4096) == 4096
+
+
+def test_the_original_length_beside_the_settings_counts_first() -> None:
+    scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512}
+    fields = {**LENGTH, "rope_scaling": scaling, "original_max_position_embeddings": 1024}
+    rotary = parse_rotary(fields)
+    assert isinstance(rotary.scaling, YarnScaling)
+    assert rotary.scaling.original_max_position_embeddings == 1024
+
+
+def test_settings_by_layer_type() -> None:
+    fields = {
+        **LENGTH,
+        "rope_theta": 9.0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default"},
+            "chunked_attention": None,
+        },
+    }
+    types = ("full_attention", "sliding_attention", "chunked_attention")
+    assert parse_layer_rotary(fields, types) == {
+        "full_attention": RotaryConfig(1e6, LinearScaling(8.0)),
+        "sliding_attention": RotaryConfig(9.0),
+        "chunked_attention": None,
+    }
+    with pytest.raises(ValueError, match=r"by layer type \(full_attention, sliding_attention, ch"):
+        parse_rotary(fields)
+
+
+def test_old_fields_may_leave_layer_types_unscaled() -> None:
+    fields = {**LENGTH, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    types = ("full_attention", "sliding_attention")
+    scaled = RotaryConfig(5e5, LinearScaling(2.0))
+    for theta, expected in ((None, 5e5), (1e4, 1e4)):
+        parsed = parse_layer_rotary(fields, types, unscaled={"sliding_attention": theta})
+        assert parsed == {"full_attention": scaled, "sliding_attention": RotaryConfig(expected)}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rope_type": "spiral"}, "unknown rope scaling 'spiral': known are default, linear, "),
+        ({"rope_type": "axial"}, "unknown rope scaling 'axial'"),
+        ({"rope_theta": 0}, "rope_theta must be above 0, not 0"),
+        ({"rope_theta": "x"}, "rope_theta must be above 0, not 'x'"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor must be at most 1, not 1.5"),
+        ({"partial_rotary_factor": True}, "partial_rotary_factor must be above 0, not True"),
+        ({**LONGROPE, "long_factor": None}, "'longrope' needs a list 'long_factor', not None"),
+        ({**LONGROPE, "short_factor": [1, -1]}, "short_factor must be above 0, not -1"),
+        ({"rope_type": "yarn", "factor": 0}, "'yarn' needs a positive 'factor', not 0"),
+        ({"mrope_section": [2.5]}, r"mrope_section must be a list of integers, not \[2.5\]"),
+        ({"mrope_section": [4], "mrope_interleaved": True}, "mrope_interleaved is not supported"),
+    ],
+    ids=str,
+)
+def test_unusable_settings_are_named(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_rotary({**LENGTH, "rope_parameters": parameters})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "head_dim", "message"),
+    [
+        ({}, 15, "an even rotary_dim of 2 or more, not 15"),
+        ({"partial_rotary_factor": 0.01}, 64, "an even rotary_dim of 2 or more, not 0"),
+        (
+            {"mrope_section": [4, 4]},
+            32,
+            r"\[4, 4\] must sum to half of rotary_dim 32",
+        ),
+        (LONGROPE, 8, "rope scaling needs 4 short_factor numbers, not 2"),
+        ({"rope_type": "dynamic", "factor": 2.0}, 2, "needs a rotary_dim above 2"),
+    ],
+    ids=str,
+)
+def test_settings_must_fit_to_the_heads(
+    parameters: dict[str, Any], head_dim: int, message: str
+) -> None:
+    rotary = parse_rotary({**LENGTH, "rope_parameters": parameters})
+    with pytest.raises(ValueError, match=message):
+        rotary.rotary_dim(head_dim)
