@@ -78,7 +78,7 @@ class Simulation:
                 self._submit(*waiting.popleft())
             else:
                 self._now, plan = self._in_flight.popleft()
-                self._engine.commit(self._replica, self._worker.execute(plan), self._now)
+                self._replica.steps.commit(self._worker.execute(plan), self._now)
             for handle in self._output_buffer.take().handles:
                 self._first.setdefault(handle, self._now)
             while (following := self._engine.plan(self._replica, self._now)) is not None:

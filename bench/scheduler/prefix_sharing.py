@@ -82,7 +82,7 @@ class Cluster:
                 plan = self.engine.plan(replica, 0.0)
                 if plan is not None:
                     self.num_computed_tokens += int(plan.num_tokens.sum())
-                    self.engine.commit(replica, worker.execute(plan), 0.0)
+                    replica.steps.commit(worker.execute(plan), 0.0)
             self.client.take()
 
 

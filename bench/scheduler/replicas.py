@@ -133,7 +133,7 @@ class Simulation:
             self._plan()
             self._now, _, replica, plan = heapq.heappop(self._events)
             output = self._workers[replica].execute(plan)
-            self._engine.commit(replica, output, self._now)
+            replica.steps.commit(output, self._now)
             batch = self._output_buffer.take()
             for handle, _, _, reason, *_ in output_rows(batch):
                 self._first_tokens.setdefault(handle, self._now - self._sent_at[handle])

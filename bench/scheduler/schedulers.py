@@ -143,7 +143,7 @@ class Simulation:
         while num_done < self._load.num_requests:
             self._plan()
             self._now, _, scheduler, plan = heapq.heappop(self._events)
-            scheduler.engine.commit(scheduler.replica, scheduler.worker.execute(plan), self._now)
+            scheduler.replica.steps.commit(scheduler.worker.execute(plan), self._now)
             batch = scheduler.output_buffer.take()
             for handle, _, _, reason, *_ in output_rows(batch):
                 target = self._target_of[handle]

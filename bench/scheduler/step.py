@@ -161,7 +161,7 @@ class Bench:
             with clock.measure("output from bytes"):
                 output = step_output_from_pb(pb.StepOutput.FromString(answer))
             with clock.measure("commit"):
-                self.engine.commit(self.replica, output, self.now)
+                self.replica.steps.commit(output, self.now)
             with clock.measure("outputs to bytes"):
                 for output_buffer in self.output_buffers:
                     output_buffer.take().SerializeToString()
@@ -320,7 +320,7 @@ def cached_admission(
             step_plan_to_pb(plan).SerializeToString()
         assert i == 0 or plan.num_tokens.sum() <= INFO.block_size
         output = step_output_from_pb(pb.StepOutput.FromString(bench.answer(plan)))
-        bench.engine.commit(bench.replica, output, bench.now)
+        bench.replica.steps.commit(output, bench.now)
         bench.output_buffers[0].take()
     return clock.figures()
 
@@ -340,11 +340,11 @@ def coming_and_going(num_requests: int, info: WorkerInfo) -> dict[str, dict[str,
             bench.submit(messages.pop())
         with clock.measure("reports, commit"):
             for report in reports:
-                engine.take_store_report(replica, report)
+                replica.steps.take_store_report(report)
             for output in outputs:
-                engine.commit(replica, output, bench.now)
+                replica.steps.commit(output, bench.now)
         with clock.measure("store commands"):
-            commands = list(iter(lambda: engine.next_store_command(replica), None))
+            commands = list(iter(replica.worker.blocks.disk.next_command, None))
         bench.now += 0.01
         with clock.measure("plan"):
             plan = engine.plan(replica, bench.now)

@@ -230,7 +230,7 @@ class Driver:
             return False
         self.plans.append(plan)
         if plan.is_announced:
-            self.engine.note_step_begun(peer.replica, plan.epoch, plan.step_id)
+            peer.replica.steps.note_step_begun(plan.epoch, plan.step_id)
         peer.outputs.append(peer.worker.execute(plan))
         return True
 
@@ -239,14 +239,14 @@ class Driver:
         peer = peer or self.peers[0]
         if not peer.outputs:
             return False
-        self.engine.commit(peer.replica, peer.outputs.popleft(), self.now)
+        peer.replica.steps.commit(peer.outputs.popleft(), self.now)
         return True
 
     def store(self, peer: Peer | None = None) -> bool:
         """Sends a disk tier what it is to do; False if there was nothing."""
         peer = peer or self.peers[0]
         progress = False
-        while (command := self.engine.next_store_command(peer.replica)) is not None:
+        while (command := peer.replica.worker.blocks.disk.next_command()) is not None:
             peer.worker.store(command, peer.reports.append)
             progress = True
         return progress
@@ -256,7 +256,7 @@ class Driver:
         peer = peer or self.peers[0]
         if not peer.reports:
             return False
-        self.engine.take_store_report(peer.replica, peer.reports.popleft())
+        peer.replica.steps.take_store_report(peer.reports.popleft())
         return True
 
     def collect(self) -> None:

@@ -4,10 +4,9 @@ import itertools
 from collections.abc import Iterable
 
 from taco_proto.config import SchedulerConfig
-from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.licenses import WorkerLicense
 from taco_proto.requests import FinishReason, GenerateRequest
-from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_proto.steps import StepPlan, WorkerInfo
 from taco_scheduler.admission.rejections import RejectedError
 from taco_scheduler.admission.validation import (
     check_config,
@@ -24,11 +23,12 @@ from taco_scheduler.state.sequence import Request
 
 
 class Engine:
-    """Takes requests and step outputs; makes step plans, and tokens for each client's buffer.
+    """Takes requests, assigns them to workers and plans their steps.
 
     Time is an argument: seconds of a clock that never goes back (`time.monotonic`). No method
-    waits. The caller sends each plan to its worker, and passes every output back in the order of
-    the plans.
+    waits. The caller sends each plan to its worker, and passes every output, in the order of the
+    plans, to `commit` of the replica's `steps`, which adds the tokens to the clients' buffers. It
+    drops what a lost worker still sends.
 
     Attributes:
         counters: totals for metrics.
@@ -215,31 +215,7 @@ class Engine:
     def plan(self, replica: Replica, now: float) -> StepPlan | None:
         """The next step of a worker, to be sent at once; None if there is nothing to run now."""
         self._rebalancer.steal_work(replica, now)
-        return replica.plan(now)
-
-    def commit(self, replica: Replica, output: StepOutput, now: float) -> None:
-        """Commit the output of a worker's oldest step in flight.
-
-        Outputs of an older epoch, and those of lost workers, are dropped.
-
-        Raises:
-            InvalidOutputError: it does not answer that step; nothing has changed.
-        """
-        if replica in self.replicas:
-            replica.commit(output, now)
-
-    def note_step_begun(self, replica: Replica, epoch: int, step_id: int) -> None:
-        """Record that a worker begins an announced step: see `StepPlan.is_announced`."""
-        replica.note_step_begun(epoch, step_id)
-
-    def next_store_command(self, replica: Replica) -> StoreCommand | None:
-        """The next command for a worker's disk tier, to be sent at once; None: no command."""
-        return replica.worker.blocks.disk.next_command()
-
-    def take_store_report(self, replica: Replica, report: StoreReport) -> None:
-        """Take a report of a worker's disk tier; a report of a lost worker is dropped."""
-        if replica in self.replicas:
-            replica.take_store_report(report)
+        return replica.steps.plan(now, is_draining=replica.is_draining)
 
     def flush(self) -> None:
         """Write the cached prefixes to disk, as far as there is space. No request may come then."""

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from taco_proto.config import SchedulerConfig
-from taco_proto.kv_tiers import StoreReport
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import FinishReason
-from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission.validation import length_limit
 from taco_scheduler.core.pending_prefixes import PendingPrefixes
 from taco_scheduler.core.request_registry import RequestRegistry
@@ -27,6 +26,7 @@ class Replica:
         license: whether the worker may take new requests.
         drain_deadline: when a draining worker leaves at the latest; None: it does not drain.
         worker: slots, blocks and steps in flight.
+        steps: plans the worker's steps and commits their outputs.
         waiting: the sequences that wait for a slot here.
         speculation: the drafts of its sequences.
     """
@@ -50,7 +50,7 @@ class Replica:
         self.worker = WorkerState(info, config)
         self.waiting = WaitingQueue(requests.fair_share)
         self.speculation = Speculation(self.worker, config, counters, requests.__len__)
-        self._steps = StepLoop(
+        self.steps = StepLoop(
             name,
             self.worker,
             self.waiting,
@@ -99,7 +99,7 @@ class Replica:
         """
         if self.drain_deadline is None:
             return False
-        is_saved = self._steps.is_empty and self.worker.blocks.disk.is_flushed
+        is_saved = self.steps.is_empty and self.worker.blocks.disk.is_flushed
         return is_saved or now >= self.drain_deadline
 
     @property
@@ -111,7 +111,7 @@ class Replica:
     @property
     def can_plan(self) -> bool:
         """Whether a step may be planned: fewer than the maximum are in flight."""
-        return not self._steps.is_full
+        return not self.steps.is_full
 
     @property
     def can_act(self) -> bool:
@@ -124,12 +124,12 @@ class Replica:
             self.speculation.client.deadline(),
             self.stall_deadline(),
             self.drain_deadline,
-            self._steps.disk_deadline(),
+            self.steps.disk_deadline(),
         )
 
     def stall_deadline(self) -> float | None:
         """When the worker counts as lost unless it answers; None: it owes no answer."""
-        return self._steps.stall_deadline()
+        return self.steps.stall_deadline()
 
     # -------------------------------------------------------------------- load
 
@@ -201,30 +201,12 @@ class Replica:
 
     def finish_reason(self, sequence: Sequence) -> FinishReason:
         """Why a sequence with the tokens that it has would end here, if it would."""
-        return self._steps.stops.finish_reason(sequence, length_limit(sequence.request, self.info))
+        return self.steps.stops.finish_reason(sequence, length_limit(sequence.request, self.info))
 
     def _forget(self, sequence: Sequence) -> None:
         self.speculation.client.forget(sequence)
-        self._steps.forget(sequence)
+        self.steps.forget(sequence)
         self._pending_prefixes.remove(sequence)
-
-    # ------------------------------------------------------------------- steps
-
-    def plan(self, now: float) -> StepPlan | None:
-        """See `StepLoop.plan`."""
-        return self._steps.plan(now, is_draining=self.is_draining)
-
-    def commit(self, output: StepOutput, now: float) -> None:
-        """See `StepLoop.commit`."""
-        self._steps.commit(output, now)
-
-    def note_step_begun(self, epoch: int, step_id: int) -> None:
-        """See `StepLoop.note_step_begun`."""
-        self._steps.note_step_begun(epoch, step_id)
-
-    def take_store_report(self, report: StoreReport) -> None:
-        """See `StepLoop.take_store_report`."""
-        self._steps.take_store_report(report)
 
     def on_worker_lost(self) -> LostRequests:
         """Take all sequences off the worker, whose KV is lost."""

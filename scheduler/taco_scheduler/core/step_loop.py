@@ -252,7 +252,7 @@ class StepLoop:
         self._committer.commit(step, output, now)
 
     def note_step_begun(self, epoch: int, step_id: int) -> None:
-        """Record that the worker begins an announced step."""
+        """Record that the worker begins an announced step: see `StepPlan.is_announced`."""
         if epoch == self._epoch:
             self._worker.in_flight.last_begun = step_id
 

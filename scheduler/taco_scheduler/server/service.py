@@ -241,13 +241,13 @@ class SchedulerService:
         """Notes that a worker begins a step that may crash it (poison-request detection)."""
         replica = self._replicas.get(link)
         if replica is not None:
-            self.engine.note_step_begun(replica, epoch, step_id)
+            replica.steps.note_step_begun(epoch, step_id)
 
     def on_store_report(self, link: WorkerLink, report: StoreReport) -> None:
         """Takes a report of a worker's disk tier."""
         replica = self._replicas.get(link)
         if replica is not None:
-            self.engine.take_store_report(replica, report)
+            replica.steps.take_store_report(report)
             self._turns.request()
 
     # ---------------------------------------------------------- draft workers
@@ -322,7 +322,7 @@ class SchedulerService:
             if replica is None:
                 continue
             try:
-                self.engine.commit(replica, output, time.monotonic())
+                replica.steps.commit(output, time.monotonic())
             except InvalidOutputError as error:
                 link.close(error)
                 self.on_worker_lost(link, str(error))
@@ -357,7 +357,7 @@ class SchedulerService:
             self._send_store_commands(link, replica)  # reads for requests that wait for blocks
 
     def _send_store_commands(self, link: WorkerLink, replica: Replica) -> None:
-        while (command := self.engine.next_store_command(replica)) is not None:
+        while (command := replica.worker.blocks.disk.next_command()) is not None:
             link.store(command)
 
     def _publish_model(self) -> None:

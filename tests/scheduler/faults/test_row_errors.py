@@ -181,7 +181,7 @@ def test_invalid_row_errors_are_the_workers_fault(slots: list[int]) -> None:
         row_errors=errors,
     )
     with pytest.raises(InvalidOutputError, match="row error"):
-        d.engine.commit(d.peers[0].replica, output, d.now)
+        d.peers[0].replica.steps.commit(output, d.now)
 
 
 def test_a_long_message_is_cut_and_its_newlines_stay_out_of_the_log(

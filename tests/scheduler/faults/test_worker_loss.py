@@ -113,12 +113,11 @@ def test_late_outputs_of_an_older_epoch_are_dropped() -> None:
     d.attach()
     d.submit(1, [4, 5, 6], max_tokens=6, ignore_eos=True)
     d.plan()
-    lost, late = d.peers[0], d.outputs[0]
+    late = d.outputs[0]
     d.lose_worker()
-    d.engine.commit(lost.replica, late, d.now)
     again = d.attach()
     with pytest.raises(StaleOutputError):
-        d.engine.commit(again.replica, late, d.now)
+        again.replica.steps.commit(late, d.now)
     d.run()
     assert d.got.tokens[1, 0] == generate(
         [4, 5, 6], SamplingParams(max_tokens=6, ignore_eos=True), d.info, 1
@@ -145,7 +144,7 @@ def test_an_impossible_output_changes_nothing(change: dict) -> None:
     good = {"epoch": 1, "step_id": 1, "slots": np.array([0], np.int32)}
     good["token_ids"] = np.array([1], np.int32)
     with pytest.raises(InvalidOutputError):
-        d.engine.commit(d.peers[0].replica, StepOutput(**{**good, **change}), d.now)
+        d.peers[0].replica.steps.commit(StepOutput(**{**good, **change}), d.now)
     d.run()
     assert len(d.got.tokens[1, 0]) == 6
 

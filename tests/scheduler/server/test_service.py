@@ -11,12 +11,15 @@ from support.engine_driver import Received, make_request
 from support.fake_worker import FakeWorker, generate, worker_info
 from support.patience import PATIENCE_SECONDS
 from taco_proto.config import SchedulerConfig
+from taco_proto.convert import step_plan_from_pb
 from taco_proto.errors import ConfigurationError
+from taco_proto.kv_tiers import StoreReport
 from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.admission.validation import OtherModelError
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.server.client_session import ClientSession, SessionClosedError
 from taco_scheduler.server.service import SchedulerService
+from taco_scheduler.server.worker_links import RemoteWorkerLink
 
 
 @pytest.fixture
@@ -281,6 +284,26 @@ async def test_a_broken_local_worker_ends_the_sessions_unless_there_is_another_o
     with pytest.raises(SessionClosedError, match="the device has failed"):
         await session.next_batch()
     await last.stop()
+
+
+async def test_outputs_and_reports_of_a_lost_worker_are_dropped(service: SchedulerService) -> None:
+    lost, worker = RemoteWorkerLink(worker_info()), FakeWorker()
+    service.attach(lost)
+    session = service.connect("a")
+    request = make_request(1, [4, 5, 6], max_tokens=6, ignore_eos=True)
+    session.submit(request)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        command = await lost.next_command()
+    assert command is not None
+    late = worker.execute(step_plan_from_pb(command.plan))
+    service.on_step_output(lost, late)
+    service.on_worker_lost(lost, "the test took it away")  # before the turn that commits
+    service.on_step_output(lost, late)
+    service.on_step_announced(lost, late.epoch, late.step_id)
+    service.on_store_report(lost, StoreReport())
+    service.attach_local(FakeWorker())
+    received = await collect(session, 1)
+    assert received.tokens[1, 0] == generate([4, 5, 6], request.sampling, worker.info, 1)
 
 
 def test_limits_of_zero_are_a_configuration_error() -> None:
