@@ -1,14 +1,13 @@
 """Output processing: commits the tokens of a step, ends sequences, and fills output buffers."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason
 from taco_proto.steps import IntArray, StepOutput
-from taco_scheduler.admission.fair_share import FairShare
+from taco_scheduler.admission.validation import length_limit
 from taco_scheduler.core.preemption import Preemption
+from taco_scheduler.core.request_registry import RequestRegistry
 from taco_scheduler.core.step_tokens import StepTokens
 from taco_scheduler.core.stop import StopChecker
 from taco_scheduler.state.counters import Counters
@@ -22,10 +21,7 @@ class OutputCommitter:
 
     Args:
         preemption: queues a preempted sequence with its last output in flight.
-        suspected: requests that were in a failed step; a new token clears them.
-        fair_share: charges each token to its tenant.
-        free: frees the slot and blocks of an ended sequence.
-        limit_of: length at which a request's sequences end.
+        requests: frees ended sequences, charges tokens to tenants, and clears suspected requests.
     """
 
     def __init__(
@@ -33,22 +29,17 @@ class OutputCommitter:
         worker: WorkerState,
         stops: StopChecker,
         preemption: Preemption,
-        suspected: set[Request],
+        requests: RequestRegistry,
         counters: Counters,
-        fair_share: FairShare,
-        *,
-        free: Callable[[Sequence], None],
-        limit_of: Callable[[Request], int],
     ) -> None:
         self._worker = worker
         self._batch = worker.batch
         self._stops = stops
         self._preemption = preemption
-        self._suspected = suspected
+        self._requests = requests
+        self._fair_share = requests.fair_share
+        self._suspected = requests.poison.suspected
         self._counters = counters
-        self._fair_share = fair_share
-        self._free = free
-        self._limit_of = limit_of
 
     def commit(self, step: InFlightStep, output: StepOutput, now: float) -> None:
         """Commit an output that has been checked against its step."""
@@ -89,7 +80,7 @@ class OutputCommitter:
         for row in reasons.nonzero()[0].tolist():
             sequence = batch.owner(int(slots[row]))
             self._note_end(sequence, now)
-            self._free(sequence)
+            self._requests.free(sequence)
 
     def _up_to_ends(self, new: StepTokens) -> tuple[StepTokens, IntArray]:
         """Cut each row behind the token that ends its sequence; drafts may go beyond it.
@@ -163,7 +154,7 @@ class OutputCommitter:
     def _commit_preempted(self, sequence: Sequence, new: StepTokens, now: float) -> None:
         """Commit the tokens of a step that a preempted sequence was in."""
         request = sequence.request
-        limit = self._limit_of(request)
+        limit = length_limit(request, self._worker.info)
         reason, count = FinishReason.RUNNING, 0
         for token in new.tokens.tolist():
             sequence.tokens.append(token)
@@ -189,7 +180,7 @@ class OutputCommitter:
             self._note_first_token(sequence, now)
         if reason is not FinishReason.RUNNING:
             self._note_end(sequence, now)
-            self._free(sequence)
+            self._requests.free(sequence)
         else:
             self._preemption.on_output(sequence)
 

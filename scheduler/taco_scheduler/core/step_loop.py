@@ -95,16 +95,7 @@ class StepLoop:
             delays_prompts=self._prompt_delay.must_wait,
             admit=self._admit,
         )
-        self._committer = OutputCommitter(
-            worker,
-            self.stops,
-            preemption,
-            requests.poison.suspected,
-            counters,
-            requests.fair_share,
-            free=requests.free,
-            limit_of=lambda request: length_limit(request, info),
-        )
+        self._committer = OutputCommitter(worker, self.stops, preemption, requests, counters)
 
     # ------------------------------------------------------------------- state
 

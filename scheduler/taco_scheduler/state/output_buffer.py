@@ -29,22 +29,38 @@ class OutputBuffer:
         overflowed: the client fell too far behind; its outputs were dropped and it must be closed.
     """
 
-    __slots__ = ("_columns", "_num_values", "client", "overflowed")
-
     def __init__(self, client: int) -> None:
         self.client = client
         self.overflowed = False
         self._clear()
 
     def __bool__(self) -> bool:
-        columns = self._columns
-        return bool(columns.handles or columns.error_handles or columns.prompt_logprob_handles)
+        return bool(self._handles or self._error_handles or self._prompt_logprob_handles)
 
     def take(self) -> pb.OutputBatch:
         """All buffered outputs; the buffer is empty then."""
-        columns = self._columns
+        batch = pb.OutputBatch(
+            handles=self._handles,
+            indexes=usual_column(self._indexes, 0),
+            num_tokens=usual_column(self._num_tokens, 1),
+            token_ids=self._token_ids,
+            finish_reasons=usual_column(self._finish_reasons, 0),
+            stop_token_ids=usual_column(self._stop_token_ids, -1),
+            num_cached_tokens=usual_column(self._num_cached_tokens, 0),
+            logprobs=_joined(self._logprobs),
+            prompt_logprob_handles=self._prompt_logprob_handles,
+            prompt_logprob_positions=self._prompt_logprob_positions,
+            prompt_logprobs=_joined(self._prompt_logprobs),
+            error_handles=self._error_handles,
+            error_codes=self._error_codes,
+            error_messages=self._error_messages,
+            error_retry_after=self._error_retry_after,
+            error_reasons=self._error_reasons,
+            started_handles=self._started_handles,
+            queue_seconds=self._queue_seconds,
+        )
         self._clear()
-        return columns.to_pb()
+        return batch
 
     def add_tokens(
         self,
@@ -64,20 +80,19 @@ class OutputBuffer:
             token_ids: flat, sum(num_tokens).
             logprobs: one row a token; None: no request asked for log probabilities.
         """
-        columns = self._columns
-        if logprobs is not None or columns.logprobs:
-            if not columns.logprobs and columns.token_ids:
-                columns.logprobs.append(without_entries(len(columns.token_ids)))
+        if logprobs is not None or self._logprobs:
+            if not self._logprobs and self._token_ids:
+                self._logprobs.append(without_entries(len(self._token_ids)))
             logprobs = without_entries(len(token_ids)) if logprobs is None else logprobs
-            columns.logprobs.append(logprobs)
+            self._logprobs.append(logprobs)
             self._num_values += logprobs.num_entries.size + logprobs.token_ids.size
-        columns.handles += handles
-        columns.indexes += indexes
-        columns.num_tokens += num_tokens
-        columns.token_ids += token_ids
-        columns.finish_reasons += finish_reasons
-        columns.stop_token_ids += stop_token_ids
-        columns.num_cached_tokens += num_cached_tokens
+        self._handles += handles
+        self._indexes += indexes
+        self._num_tokens += num_tokens
+        self._token_ids += token_ids
+        self._finish_reasons += finish_reasons
+        self._stop_token_ids += stop_token_ids
+        self._num_cached_tokens += num_cached_tokens
         self._count(len(handles))
 
     def add_end(
@@ -102,29 +117,27 @@ class OutputBuffer:
 
     def add_start(self, handle: int, queue_seconds: float) -> None:
         """A request's first step was planned, `queue_seconds` after the request arrived."""
-        self._columns.started_handles.append(handle)
-        self._columns.queue_seconds.append(queue_seconds)
+        self._started_handles.append(handle)
+        self._queue_seconds.append(queue_seconds)
 
     def add_prompt_logprobs(
         self, handle: int, positions: Sequence[int], rows: LogprobColumns
     ) -> None:
         """Adds the rows of some positions of one prompt."""
-        columns = self._columns
-        columns.prompt_logprob_handles += [handle] * len(positions)
-        columns.prompt_logprob_positions += positions
-        columns.prompt_logprobs.append(rows)
+        self._prompt_logprob_handles += [handle] * len(positions)
+        self._prompt_logprob_positions += positions
+        self._prompt_logprobs.append(rows)
         self._count(rows.num_entries.size + rows.token_ids.size)
 
     def add_error(
         self, handle: int, code: int, message: str, retry_after: int = 0, reason: str = ""
     ) -> None:
         """Adds the failure of a whole request: see `output_errors`."""
-        columns = self._columns
-        columns.error_handles.append(handle)
-        columns.error_codes.append(code)
-        columns.error_messages.append(message)
-        columns.error_retry_after.append(retry_after)
-        columns.error_reasons.append(reason)
+        self._error_handles.append(handle)
+        self._error_codes.append(code)
+        self._error_messages.append(message)
+        self._error_retry_after.append(retry_after)
+        self._error_reasons.append(reason)
         self._count(1)
 
     def add_rejection(self, handle: int, rejection: RejectedError) -> None:
@@ -139,54 +152,26 @@ class OutputBuffer:
             self._clear()
 
     def _clear(self) -> None:
-        self._columns = _Columns()
+        """Empties the columns, which are lists: they grow faster than those of the message."""
+        self._handles: list[int] = []
+        self._indexes: list[int] = []
+        self._num_tokens: list[int] = []
+        self._token_ids: list[int] = []
+        self._finish_reasons: list[int] = []
+        self._stop_token_ids: list[int] = []
+        self._num_cached_tokens: list[int] = []
+        self._logprobs: list[LogprobColumns] = []
+        self._prompt_logprob_handles: list[int] = []
+        self._prompt_logprob_positions: list[int] = []
+        self._prompt_logprobs: list[LogprobColumns] = []
+        self._error_handles: list[int] = []
+        self._error_codes: list[int] = []
+        self._error_messages: list[str] = []
+        self._error_retry_after: list[int] = []
+        self._error_reasons: list[str] = []
+        self._started_handles: list[int] = []
+        self._queue_seconds: list[float] = []
         self._num_values = 0
-
-
-class _Columns:
-    """The columns of an `OutputBatch` while they grow: lists grow faster than the message's."""
-
-    def __init__(self) -> None:
-        self.handles: list[int] = []
-        self.indexes: list[int] = []
-        self.num_tokens: list[int] = []
-        self.token_ids: list[int] = []
-        self.finish_reasons: list[int] = []
-        self.stop_token_ids: list[int] = []
-        self.num_cached_tokens: list[int] = []
-        self.logprobs: list[LogprobColumns] = []
-        self.prompt_logprob_handles: list[int] = []
-        self.prompt_logprob_positions: list[int] = []
-        self.prompt_logprobs: list[LogprobColumns] = []
-        self.error_handles: list[int] = []
-        self.error_codes: list[int] = []
-        self.error_messages: list[str] = []
-        self.error_retry_after: list[int] = []
-        self.error_reasons: list[str] = []
-        self.started_handles: list[int] = []
-        self.queue_seconds: list[float] = []
-
-    def to_pb(self) -> pb.OutputBatch:
-        return pb.OutputBatch(
-            handles=self.handles,
-            indexes=usual_column(self.indexes, 0),
-            num_tokens=usual_column(self.num_tokens, 1),
-            token_ids=self.token_ids,
-            finish_reasons=usual_column(self.finish_reasons, 0),
-            stop_token_ids=usual_column(self.stop_token_ids, -1),
-            num_cached_tokens=usual_column(self.num_cached_tokens, 0),
-            logprobs=_joined(self.logprobs),
-            prompt_logprob_handles=self.prompt_logprob_handles,
-            prompt_logprob_positions=self.prompt_logprob_positions,
-            prompt_logprobs=_joined(self.prompt_logprobs),
-            error_handles=self.error_handles,
-            error_codes=self.error_codes,
-            error_messages=self.error_messages,
-            error_retry_after=self.error_retry_after,
-            error_reasons=self.error_reasons,
-            started_handles=self.started_handles,
-            queue_seconds=self.queue_seconds,
-        )
 
 
 def _joined(parts: list[LogprobColumns]) -> pb.LogprobColumns | None:
