@@ -1,23 +1,20 @@
 """TextEngine: text in, text out, for the HTTP routes, the Inference service and `taco_llm`."""
 
 import asyncio
-import math
 import secrets
 from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
-from taco_gateway.engine.engine_client import EngineClient, EngineError, not_licensed
+from taco_gateway.engine.engine_client import EngineClient, EngineError, UpdateStream, not_licensed
 from taco_gateway.text.bad_words import tokenize_bad_words
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_covered
 from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
-from taco_gateway.text.output.output_processor import (
-    OutputProcessor,
-    PromptLogprobCollector,
-    TextUpdate,
-)
+from taco_gateway.text.output.best_of import best_of
+from taco_gateway.text.output.output_processor import OutputProcessor, TextUpdate
+from taco_gateway.text.output.request_output import PromptLogprobCollector, text_updates
 from taco_gateway.text.output.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.text.request_checks import (
     CheckedTokenIds,
@@ -32,12 +29,7 @@ from taco_gateway.text.request_checks import (
 )
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
-from taco_proto.requests import (
-    FinishReason,
-    GenerateRequest,
-    ModelInfo,
-    PrefixPin,
-)
+from taco_proto.requests import GenerateRequest, ModelInfo, PrefixPin
 from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
 __all__ = ["Candidate", "TextEngine", "TextUpdate", "TokenLogprob"]
@@ -287,15 +279,31 @@ class TextEngine:
             ),
             pins=pins,
         )
-        if ranks:
-            return self._best(request, prompt_token_ids, params, info)
-        return self._run(
-            request,
-            prompt_token_ids,
-            info,
-            gives_logprobs=params.logprobs is not None,
-            sums_logprobs=sum_logprobs,
-        )
+        processors = [
+            OutputProcessor(
+                index,
+                prompt_token_ids,
+                request.sampling,
+                self.tokenizer,
+                self._candidates,
+                info.eos_token_ids,
+                gives_logprobs=params.logprobs is not None,
+                sums_logprobs=needs_logprobs,
+            )
+            for index in range(params.num_sequences)
+        ]
+        prompt = None
+        if params.prompt_logprobs is not None:
+            prompt = PromptLogprobCollector(self._candidates)
+        updates = text_updates(partial(self._submit, request), processors, prompt)
+        return best_of(updates, params.num_sequences, params.n) if ranks else updates
+
+    async def _submit(self, request: GenerateRequest) -> UpdateStream:
+        if request.sampling.bad_words:
+            assert self.tokenizer is not None
+            params = await asyncio.to_thread(tokenize_bad_words, request.sampling, self.tokenizer)
+            request = replace(request, sampling=params)
+        return self.client.generate(request)
 
     async def warm_up(self) -> None:
         """Starts the processes for chat templates, so that the first chat does not wait."""
@@ -308,88 +316,3 @@ class TextEngine:
             self.tokenizer.close()
         if self._chat_encoder is not None:
             self._chat_encoder.close()
-
-    async def _run(
-        self,
-        request: GenerateRequest,
-        prompt_token_ids: Sequence[int],
-        info: ModelInfo,
-        *,
-        gives_logprobs: bool,
-        sums_logprobs: bool,
-    ) -> AsyncGenerator[TextUpdate, None]:
-        params = request.sampling
-        if params.bad_words:
-            assert self.tokenizer is not None
-            params = await asyncio.to_thread(tokenize_bad_words, params, self.tokenizer)
-            request = replace(request, sampling=params)
-        processors = [
-            OutputProcessor(
-                index,
-                prompt_token_ids,
-                params,
-                self.tokenizer,
-                self._candidates,
-                info.eos_token_ids,
-                gives_logprobs=gives_logprobs,
-                sums_logprobs=sums_logprobs,
-            )
-            for index in range(params.n)
-        ]
-        prompt = None
-        if params.prompt_logprobs is not None:
-            prompt = PromptLogprobCollector(self._candidates)
-        stream = self.client.generate(request)
-        queue_seconds: float | None = None
-        try:
-            async for update in stream:
-                if update.queue_seconds is not None:
-                    queue_seconds = update.queue_seconds
-                if prompt is not None and update.prompt_logprobs is not None:
-                    prompt.add(update.prompt_logprobs)
-                if not update.token_ids and update.finish_reason == FinishReason.RUNNING:
-                    continue
-                processor = processors[update.index]
-                text_update = processor.feed(update)
-                text_update.queue_seconds, queue_seconds = queue_seconds, None
-                if prompt is not None and update.index == 0:
-                    text_update.prompt_logprobs = prompt.entries()
-                    prompt = None
-                if processor.hit_stop_string:
-                    stream.cancel(update.index)
-                yield text_update
-        finally:
-            stream.close()
-
-    async def _best(
-        self,
-        request: GenerateRequest,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        info: ModelInfo,
-    ) -> AsyncGenerator[TextUpdate, None]:
-        """Yields the `n` sequences with the highest mean log probability, one update for each."""
-        whole = [TextUpdate(index) for index in range(params.num_sequences)]
-        gives_logprobs = params.logprobs is not None
-        run = self._run(
-            request,
-            prompt_token_ids,
-            info,
-            gives_logprobs=gives_logprobs,
-            sums_logprobs=True,
-        )
-        async with aclosing(run) as updates:
-            async for text_update in updates:
-                whole[text_update.index].extend(text_update)
-        prompt_logprobs = whole[0].prompt_logprobs
-        whole.sort(key=_mean_logprob, reverse=True)
-        for index, update in enumerate(whole[: params.n]):
-            update.index = index
-            update.prompt_logprobs = prompt_logprobs if index == 0 else None
-            yield update
-
-
-def _mean_logprob(update: TextUpdate) -> float:
-    if update.logprob_sum is None or not update.token_ids:
-        return -math.inf
-    return update.logprob_sum / len(update.token_ids)

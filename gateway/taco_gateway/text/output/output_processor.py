@@ -9,7 +9,6 @@ from taco_gateway.engine.engine_client import SequenceUpdate
 from taco_gateway.text.output.stop_strings import StopStrings
 from taco_gateway.text.output.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
-from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason
 from taco_proto.sampling_params import SamplingParams
 
@@ -218,18 +217,3 @@ class OutputProcessor:
             return None
         asked_for = token_id in (self._params.stop_token_ids or ())
         return token_id if asked_for or token_id not in self._eos_token_ids else None
-
-
-class PromptLogprobCollector:
-    """Collects the log probabilities of a prompt, which come in chunks during prefill."""
-
-    def __init__(self, candidates: CandidateReader) -> None:
-        self._candidates = candidates
-        self._rows: list[tuple[Candidate, list[Candidate]]] = []
-
-    def add(self, columns: LogprobColumns) -> None:
-        self._rows += self._candidates.rows(columns)
-
-    def entries(self) -> list[TokenLogprob | None]:
-        """One entry per prompt token; the first token has none."""
-        return [None, *(TokenLogprob(chosen, top) for chosen, top in self._rows)]
