@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from taco_scheduler.admission.fair_share import FairShare, Share
-from taco_scheduler.core.waiting_queue import WaitingQueue
+from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.state.batch import Batch, BoolArray
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.sequence import Sequence, Status

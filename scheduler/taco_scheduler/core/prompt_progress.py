@@ -1,7 +1,7 @@
 """Prompt progress: caches the prompt blocks that a planned step computes, and ends prefills."""
 
 from taco_scheduler.core.step_rows import StepRows
-from taco_scheduler.core.waiting_queue import WaitingQueue
+from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.sequence import Request, Sequence, Status
 from taco_scheduler.state.worker_state import WorkerState

@@ -10,8 +10,8 @@ from taco_scheduler.admission.validation import length_limit
 from taco_scheduler.core.pending_prefixes import PendingPrefixes
 from taco_scheduler.core.request_registry import RequestRegistry
 from taco_scheduler.core.step_loop import StepLoop
-from taco_scheduler.core.waiting_queue import WaitingQueue
 from taco_scheduler.faults.worker_loss import LostRequests, release_lost_worker
+from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.speculation.speculation import Speculation
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.sequence import Request, Sequence, Status

@@ -9,8 +9,8 @@ from taco_proto.requests import FinishReason, GenerateRequest
 from taco_scheduler.admission.admission_control import AdmissionControl
 from taco_scheduler.admission.rejections import RejectedError, RejectionReason
 from taco_scheduler.admission.validation import check_message
-from taco_scheduler.core.waiting_queue import Deadlines
 from taco_scheduler.faults.poison_requests import PoisonRequestDetector
+from taco_scheduler.queue.queue_deadlines import QueueDeadlines
 from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.sequence import Request, Sequence, Status, new_request
 
@@ -34,7 +34,7 @@ class RequestRegistry:
         self.poison = PoisonRequestDetector(self.fail)
         self.num_sequences = 0
         self._rejections = rejections
-        self._deadlines = Deadlines()
+        self._deadlines = QueueDeadlines()
         self._num_clients = 0
         self._num_arrivals = 0
         self._by_client: dict[OutputBuffer, dict[int, Request]] = {}

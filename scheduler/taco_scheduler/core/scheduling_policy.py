@@ -9,22 +9,19 @@ before a running prefill of lower rank, and may preempt a sequence (see `preempt
 from collections.abc import Callable, Set
 
 import numpy as np
-import numpy.typing as npt
 
-from taco_proto.config import MAX_SPECULATIVE_TOKENS
 from taco_proto.steps import IntArray
-from taco_scheduler.core.preemption import Preemption, PreemptionOrder
+from taco_scheduler.core.block_growth import BlockGrowth
+from taco_scheduler.core.preemption import Preemption
 from taco_scheduler.core.prefix_sharing import StepPrefixSharing
 from taco_scheduler.core.step_rows import StepRows
-from taco_scheduler.core.waiting_queue import WaitingQueue
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.radix_node import CachedPrefix
+from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.speculation.draft_length_limits import DraftLengthLimits
 from taco_scheduler.state.batch import Batch, BoolArray
 from taco_scheduler.state.sequence import Request, Sequence
-
-SlotNumbers = npt.NDArray[np.intp]
 
 # Priority, counter of the tenant, arrival, index.
 Rank = tuple[int, float, int, int]
@@ -82,11 +79,10 @@ class Policy:
         self._waits_for_disk = waits_for_disk
         self._delays_prompts = delays_prompts
         self._admit = admit
+        self._growth = BlockGrowth(batch, blocks, preemption)
         self._sharing = StepPrefixSharing(blocks.block_bytes, blocks.block_size)
         self._blocked: Sequence | None = None  # the waiting sequence that found too few blocks
         self._free_blocks_when_blocked = 0
-        # Blocks that a decode may need at once: with run-ahead, drafts of two steps are in flight.
-        self._max_growth = 1 + 2 * MAX_SPECULATIVE_TOKENS // blocks.block_size
 
     def fill_step(self, awaits_drafts: BoolArray | None = None) -> StepRows:
         """The rows of the next step. Takes blocks and slots, and leaves the batch's counters.
@@ -100,7 +96,7 @@ class Policy:
         self._preemption.preempt_for_next(self._blocked, self._must_wait)
         remaining = self._remaining_tokens(awaits_drafts)
         wanted_drafts = self._drafts.allowed(self._batch)
-        has_preempted = self._grow_tables(remaining, rows)
+        has_preempted = self._growth.grow_for_decodes(remaining, rows)
         if has_preempted:
             remaining = self._remaining_tokens(awaits_drafts)
         can_run = remaining > 0
@@ -109,7 +105,7 @@ class Policy:
         rows.decode_slots = (can_run & ~is_prefill).nonzero()[0].astype(np.int32)
         budget = self._budget - len(rows.decode_slots)
         if wanted_drafts is not None:
-            self._grow_for_drafts(rows, wanted_drafts)
+            self._growth.grow_for_drafts(wanted_drafts, rows)
         prefills = [self._batch.owner(slot) for slot in is_prefill.nonzero()[0].tolist()]
         if len(prefills) > 1:
             prefills.sort(key=_rank)
@@ -142,78 +138,6 @@ class Policy:
         if awaits_drafts is not None:
             can_run &= ~awaits_drafts
         return (batch.num_tokens - batch.num_computed) * can_run
-
-    def _grow_tables(self, remaining: IntArray, rows: StepRows) -> bool:
-        """Append a block for each decode that is at the end of its block table.
-
-        The table of a sequence that still computes its prompt has covered the prompt since its
-        admission.
-
-        Returns:
-            Whether a sequence was preempted for it.
-        """
-        batch = self._batch
-        num_tokens = batch.max_num_tokens
-        slots = ((remaining == 1) & (num_tokens > batch.capacity)).nonzero()[0]
-        needy = [batch.owner(slot) for slot in slots.tolist()]
-        order: PreemptionOrder | None = None
-        if len(needy) * self._max_growth > self._blocks.num_free_blocks:
-            # The last victim first: a sequence that has just got a block is then never preempted.
-            order = self._preemption.order()
-            needy.sort(key=order.key)
-        elif needy:
-            self._extend_all(needy, slots, num_tokens[slots], rows)
-            return False
-        has_preempted = False
-        for sequence in needy:
-            while (table := sequence.table) is not None:
-                if self._extend(sequence, table, int(num_tokens[sequence.slot]), rows):
-                    break
-                assert order is not None
-                self._preemption.preempt(order.pick_victim())
-                has_preempted = True
-        return has_preempted
-
-    def _extend_all(
-        self, sequences: list[Sequence], slots: SlotNumbers, num_tokens: IntArray, rows: StepRows
-    ) -> None:
-        """Extend the block table of each sequence to its number of tokens; there are enough blocks.
-
-        Args:
-            slots: of the sequences.
-        """
-        tables = [sequence.table for sequence in sequences if sequence.table is not None]
-        num_blocks, blocks = self._blocks.extend_all(tables, num_tokens)
-        rows.appended_slots += np.repeat(slots, num_blocks).tolist()
-        rows.appended_blocks += blocks
-        self._batch.capacity[slots] += np.array(num_blocks, np.int32) * self._blocks.block_size
-
-    def _grow_for_drafts(self, rows: StepRows, wanted: IntArray) -> None:
-        """Append blocks for drafts, while one block remains for each running sequence.
-
-        No sequence is preempted for drafts.
-        """
-        batch = self._batch
-        num_tokens = batch.max_num_tokens + wanted
-        slots = rows.decode_slots
-        for slot in slots[num_tokens[slots] > batch.capacity[slots]].tolist():
-            if self._blocks.num_free_blocks <= 2 * batch.num_running:
-                return
-            table = batch.owner(slot).table
-            assert table is not None
-            self._extend(batch.owner(slot), table, int(num_tokens[slot]), rows)
-
-    def _extend(
-        self, sequence: Sequence, table: BlockTable, num_tokens: int, rows: StepRows
-    ) -> bool:
-        """Extend a block table to `num_tokens`; False if there are too few blocks."""
-        blocks = self._blocks.extend(table, num_tokens)
-        if blocks is None:
-            return False
-        rows.appended_slots += [sequence.slot] * len(blocks)
-        rows.appended_blocks += blocks
-        self._batch.capacity[sequence.slot] = len(table.blocks) * self._blocks.block_size
-        return True
 
     def _allow_drafts(self, rows: StepRows, wanted: IntArray) -> IntArray:
         """Draft tokens of each decode: as its blocks allow, from the budget that prompts leave."""

@@ -11,16 +11,16 @@ from taco_scheduler.core.disk_prefetch import DiskPrefetch
 from taco_scheduler.core.output_processing import OutputCommitter
 from taco_scheduler.core.plan_message import make_plan
 from taco_scheduler.core.preemption import Preemption
-from taco_scheduler.core.prompt_delay import PromptDelay
 from taco_scheduler.core.prompt_progress import PromptProgress
 from taco_scheduler.core.request_registry import RequestRegistry
 from taco_scheduler.core.scheduling_policy import Policy
 from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.core.stop import StopChecker
-from taco_scheduler.core.waiting_queue import WaitingQueue
 from taco_scheduler.faults.row_errors import end_failed_sequences
 from taco_scheduler.faults.worker_loss import StallDetector
 from taco_scheduler.kv.block_table import BlockTable
+from taco_scheduler.queue.prompt_delay import PromptDelay
+from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.speculation.speculation import Speculation
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.in_flight import (
@@ -87,7 +87,7 @@ class StepLoop:
             worker.blocks,
             waiting,
             requests.poison.suspected,
-            worker.max_num_batched_tokens,
+            worker.limits.max_num_batched_tokens,
             config.long_prefill_token_threshold,
             speculation.limits,
             preemption,

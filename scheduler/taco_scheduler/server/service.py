@@ -173,12 +173,12 @@ class SchedulerService:
         replica = self.engine.attach(link.info, detects_stalls=link.is_remote)
         self._replicas[link] = replica
         logger.info("worker %s attached: %s", replica.name, link.info.model)
-        if replica.worker.max_num_batched_tokens < self.config.max_num_batched_tokens:
+        if replica.worker.limits.max_num_batched_tokens < self.config.max_num_batched_tokens:
             logger.info(
                 "worker %s computes at most %d tokens in a step, its own --max-num-batched-tokens; "
                 "the scheduler would plan %d",
                 replica.name,
-                replica.worker.max_num_batched_tokens,
+                replica.worker.limits.max_num_batched_tokens,
                 self.config.max_num_batched_tokens,
             )
         if not replica.license.is_valid:

@@ -9,6 +9,7 @@ from taco_proto.config import SchedulerConfig
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.state.batch import Batch
+from taco_scheduler.state.batch_limits import batch_limits
 from taco_scheduler.state.in_flight import InFlight, InFlightStep
 from taco_scheduler.state.sequence import Sequence
 
@@ -17,18 +18,14 @@ class WorkerState:
     """One worker's slots, blocks and steps in flight.
 
     Attributes:
-        max_num_batched_tokens: token budget of a step: the smaller one of the scheduler's and the
-            worker's.
+        limits: of the batch.
         preempted: preempted sequences with outputs in flight, by slot generation.
     """
 
     def __init__(self, info: WorkerInfo, config: SchedulerConfig) -> None:
-        budget = min(config.max_num_batched_tokens, info.max_num_batched_tokens)
-        # Every running sequence gets at least one token a step: no more slots than the budget.
-        num_slots = min(config.max_num_seqs, info.max_num_seqs, budget)
-        self.max_num_batched_tokens = budget
         self.info = info
-        self.batch = Batch(num_slots)
+        self.limits = batch_limits(info, config)
+        self.batch = Batch(self.limits.max_num_seqs)
         self.blocks = BlockManager(
             info.num_blocks,
             info.block_size,

@@ -10,7 +10,7 @@ from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
 from taco_proto.requests import LOW_PRIORITY, FinishReason, Tenant
 from taco_scheduler.admission.fair_share import CACHED_COST, OUTPUT_COST, FairShare
-from taco_scheduler.core.waiting_queue import WaitingQueue
+from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.sequence import Request, Sequence, Status, new_request
 

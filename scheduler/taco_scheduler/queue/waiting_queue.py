@@ -1,8 +1,8 @@
-"""Waiting queue: sequences that wait for a slot and blocks, and the deadlines of requests."""
+"""Waiting queue: sequences that wait for a slot and blocks."""
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from taco_scheduler.admission.fair_share import FairShare, Share
 from taco_scheduler.state.sequence import Request, Sequence, Status, Urgency
@@ -198,37 +198,3 @@ class _TenantQueue:
     def key(self) -> TenantQueueKey:
         _, arrival, index = self.sequences[0][0]
         return (self.priority, self.share.counter, arrival, index)
-
-
-class Deadlines:
-    """Waiting requests by their deadlines. Entries of requests that run are swept."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []
-        self._count = itertools.count()  # so that requests are never compared
-        self._sweep_at = MIN_SWEEP
-
-    def push(self, request: Request) -> None:
-        if request.deadline is None:
-            return
-        heapq.heappush(self._heap, (request.deadline, next(self._count), request))
-        if len(self._heap) > self._sweep_at:
-            self._heap = [entry for entry in self._heap if _waits(entry[2])]
-            heapq.heapify(self._heap)
-            self._sweep_at = max(MIN_SWEEP, 2 * len(self._heap))
-
-    def next(self) -> float | None:
-        """The earliest deadline of a waiting request, in seconds of the engine's clock."""
-        while self._heap and not _waits(self._heap[0][2]):
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    def pop_passed(self, now: float) -> Iterator[Request]:
-        """Remove and yield the requests whose deadline has passed."""
-        while (deadline := self.next()) is not None and deadline <= now:
-            yield heapq.heappop(self._heap)[2]
-
-
-def _waits(request: Request) -> bool:
-    # `admitted` and not "runs": a preempted request is in the middle of its answer.
-    return bool(request.unfinished) and not request.admitted

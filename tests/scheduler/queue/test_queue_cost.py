@@ -16,7 +16,7 @@ from taco_scheduler.admission.fair_share import BURST_CREDIT, MAX_IDLE_SHARES, F
 from taco_scheduler.admission.rate_limits import RateLimits
 from taco_scheduler.admission.tenant_backlogs import TenantBacklogs
 from taco_scheduler.core.rebalancing import MAX_EXAMINED
-from taco_scheduler.core.waiting_queue import WaitingQueue, _TenantQueue
+from taco_scheduler.queue.waiting_queue import WaitingQueue, _TenantQueue
 from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.sequence import Request, new_request
 
