@@ -24,9 +24,9 @@ from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.request_schemas import RequestSchema
 from taco_gateway.request_log import request_log_of
-from taco_gateway.request_stats import RequestStats
 from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
+from taco_gateway.usage_and_latency import RequestStats
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import GenerateRequest, PrefixPin

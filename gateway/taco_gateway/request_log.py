@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from taco_common.logging import REQUEST, event
 
 if TYPE_CHECKING:
-    from taco_gateway.request_stats import RequestStats
+    from taco_gateway.usage_and_latency import RequestStats
 
 GRPC_METHOD = "GRPC"  # the method of requests of the Inference service
 

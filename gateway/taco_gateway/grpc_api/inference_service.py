@@ -40,7 +40,7 @@ from taco_gateway.grpc_api.prompt_cache_fields import CacheFields, cache_fields
 from taco_gateway.protocol.conversation import MAX_MESSAGES
 from taco_gateway.protocol.token_ids import MAX_TOKEN_IDS
 from taco_gateway.request_log import GRPC_METHOD, RequestLog
-from taco_gateway.request_stats import RequestStats
+from taco_gateway.usage_and_latency import RequestStats
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server

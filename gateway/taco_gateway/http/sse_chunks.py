@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from taco_gateway.api_errors import ApiError, error_bytes
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.responses import Usage
-from taco_gateway.request_stats import RequestStats
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt
 from taco_gateway.text.text_engine import TextUpdate, TokenLogprob
 from taco_gateway.text_updates import Updates
+from taco_gateway.usage_and_latency import RequestStats
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"

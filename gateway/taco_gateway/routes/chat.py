@@ -15,8 +15,8 @@ from taco_gateway.protocol.chat_request import ChatCompletionRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
 from taco_gateway.protocol.request_schemas import CHAT
 from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, ChatResponseMessage
-from taco_gateway.request_stats import RequestStats
 from taco_gateway.text_updates import Choice, Updates
+from taco_gateway.usage_and_latency import RequestStats
 
 router = APIRouter()
 

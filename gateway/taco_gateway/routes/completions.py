@@ -16,10 +16,10 @@ from taco_gateway.protocol.completion_request import CompletionRequest, Prompt
 from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from taco_gateway.protocol.request_schemas import COMPLETIONS
 from taco_gateway.protocol.responses import Completion, CompletionChoice
-from taco_gateway.request_stats import RequestStats
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt, echoed_text, echoed_tokens
 from taco_gateway.text.text_engine import TokenLogprob
 from taco_gateway.text_updates import Choice, Updates, merged, without_generated_tokens
+from taco_gateway.usage_and_latency import RequestStats
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
 

@@ -1,8 +1,8 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from taco_gateway.metrics import GatewayMetrics
-from taco_gateway.request_stats import RequestStats
 from taco_gateway.text.output.output_processor import TextUpdate
+from taco_gateway.usage_and_latency import RequestStats
 
 SCHEDULER = b"""# HELP vllm:num_requests_running Running.
 # TYPE vllm:num_requests_running gauge
