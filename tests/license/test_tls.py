@@ -13,7 +13,7 @@ from support.license_server import LicenseServer
 from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, wait_until
 from taco_common.tls import Role
-from taco_license.client import LicenseClient, LicenseStatus
+from taco_license.seat_client import LicenseClient, LicenseStatus
 from taco_license.tls import TlsFiles, client_context
 from taco_llm.certificates import issue
 

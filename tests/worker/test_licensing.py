@@ -108,7 +108,7 @@ def test_starting_does_not_wait_for_an_unreachable_server(
     away: Away, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CONNECT_SECONDS", "ANSWER_SECONDS"):  # closing waits for a running request
-        monkeypatch.setattr(f"taco_license.client.{name}", 0.1)
+        monkeypatch.setattr(f"taco_license.seat_client.{name}", 0.1)
     with away() as address, closing(Licensing(config(address, start_seconds=0.1))) as licensing:
         licensing.ask()
         assert licensing.current().state is LicenseState.ASKED
@@ -162,7 +162,7 @@ def test_a_closed_worker_requests_no_license(server: LicenseServer) -> None:
 def test_a_failed_license_request_is_a_missing_license(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taco_license.client._BOOT_ID", Path("/no/such/file"))
+    monkeypatch.setattr("taco_license.seat_client._BOOT_ID", Path("/no/such/file"))
     with closing(Licensing(config("http://127.0.0.1:1"))) as licensing:
         change = listen(licensing)
         licensing.ask()

@@ -11,7 +11,7 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 
 if TYPE_CHECKING:  # workers without a license do not import the client
-    from taco_license.client import LicenseClient
+    from taco_license.seat_client import LicenseClient
 
 logger = logging.getLogger("taco.worker")
 
@@ -88,7 +88,7 @@ class Licensing:
                 return
             logger.info("license server found: requesting a license (--license off disables this)")
             self._is_needed = True
-        from taco_license.client import LicenseClient, this_instance
+        from taco_license.seat_client import LicenseClient, this_instance
         from taco_license.tls import TlsFiles
 
         client = LicenseClient(

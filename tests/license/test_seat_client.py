@@ -16,12 +16,12 @@ from support.license_server import LicenseServer
 from support.licenses import DAY, Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, wait_until
 from support.serving import free_port
-from taco_license.client import (
+from taco_license.ledger.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
+from taco_license.seat_client import (
     LicenseClient,
     LicenseStatus,
     this_instance,
 )
-from taco_license.ledger.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
 
 ONE, TWO = gpu_names(2)
 GRACE = 600.0
@@ -186,7 +186,7 @@ def test_connecting_times_out(clock: Clock) -> None:
 
 
 def test_a_slow_answer_times_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taco_license.client.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("taco_license.seat_client.ANSWER_SECONDS", 0.2)
     has_heard = threading.Event()
 
     class Drip(socketserver.BaseRequestHandler):

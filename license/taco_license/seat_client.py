@@ -1,9 +1,9 @@
 """The license client of a worker: leases seats for its GPUs and renews them.
 
 A thread takes the lease and sends heartbeats. `LicenseClient.status` tells whether the worker may
-accept new requests. If the server does not answer, a granted lease stays valid for a grace period
-after its end, but never beyond the expiry of the license. The client needs only the standard
-library.
+accept new requests, and why not, such as that no seat is free. If the server does not answer, a
+granted lease stays valid for a grace period after its end, but never beyond the expiry of the
+license. The client needs only the standard library.
 """
 
 import io
