@@ -1,6 +1,7 @@
 """The gateway process: starts HTTP, gRPC and admin listeners, handles signals and drains."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -140,6 +141,9 @@ async def _serve_until_signal(
     inference: grpc.aio.Server | None = None
     if config.grpc_listen is not None:
         inference = await start_inference_server(config.grpc_listen, gateway)
+    # A full collection would visit every loaded module and hold the event loop for 75 ms.
+    gc.collect()
+    gc.freeze()
     ending: list[Awaitable[object]] = [asyncio.create_task(server.serve(sockets=[listener]))]
     logger.info("listening on %s", _address(config, listener))
     if config.uds is None and config.host in EVERY_HOST and gateway.keys.allows_anonymous:

@@ -33,7 +33,7 @@ class BodyPool:
         self._slots = asyncio.Semaphore(_MAX_PROCESSES)
         self._num_waiting = 0
 
-    async def parse(self, raw: bytes, schema: RequestSchema[T]) -> T:
+    async def parse(self, raw: bytes | bytearray, schema: RequestSchema[T]) -> T:
         """Parses and validates a body.
 
         Raises:
@@ -62,7 +62,7 @@ class BodyPool:
     def close(self) -> None:
         self._processes.close()
 
-    def _exchange(self, schema: str, raw: bytes) -> list[bytes]:
+    def _exchange(self, schema: str, raw: bytes | bytearray) -> list[bytes]:
         try:
             return self._processes.exchange([schema.encode(), raw], _WALL_SECONDS)
         except ProcessLostError as lost:
@@ -72,7 +72,7 @@ class BodyPool:
             raise ApiError(400, "The request body takes too long to parse.") from None
 
 
-def is_small(raw: bytes) -> bool:
+def is_small(raw: bytes | bytearray) -> bool:
     """Whether a body is parsed and validated within a few milliseconds."""
     if len(raw) > MAX_LOCAL_BYTES:
         return False

@@ -21,7 +21,7 @@ MAX_VALUES = 2**15  # in the whole body, except lists of integers
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse_json_object(raw: bytes) -> dict[str, Any]:
+def parse_json_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Parses one JSON object.
 
     Beyond RFC 8259's grammar this rejects NaN and infinities (also as 1e400), duplicate keys, lone

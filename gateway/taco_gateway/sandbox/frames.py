@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 
-def send(connection: socket.socket, frames: Sequence[bytes]) -> None:
+def send(connection: socket.socket, frames: Sequence[bytes | bytearray]) -> None:
     """Sends one message. Raises OSError: the other side is gone or does not read in time."""
     sizes = b"".join(len(frame).to_bytes(8, "big") for frame in frames)
     connection.sendall(len(frames).to_bytes(4, "big") + sizes)

@@ -73,7 +73,7 @@ class ProcessPool:
         """The answer of one process to a JSON object; raises like `exchange`."""
         return _parsed(self.exchange(_serialised(request), wall_seconds))
 
-    def exchange(self, frames: Sequence[bytes], wall_seconds: float) -> list[bytes]:
+    def exchange(self, frames: Sequence[bytes | bytearray], wall_seconds: float) -> list[bytes]:
         """The answer of one process to a message.
 
         Raises:
@@ -135,7 +135,7 @@ class _LimitedProcess:
                 env=inherited | environment,
             )
 
-    def exchange(self, frames: Sequence[bytes], wall_seconds: float) -> list[bytes]:
+    def exchange(self, frames: Sequence[bytes | bytearray], wall_seconds: float) -> list[bytes]:
         """Raises:
         ProcessLostError: the process does not answer in time, or is gone; it is killed.
         """
