@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -56,6 +57,14 @@ class ServedEngine:
         names = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
         verified, accepted = (_total(text, f"vllm:{name}_total") for name in names)
         return _total(text, "vllm:generation_tokens_total") - accepted, verified, accepted
+
+    def child_pid(self, service: str) -> int:
+        """The process of a service, such as "gateway"."""
+        parent = self._process.pid
+        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2] == service.encode():
+                return int(pid)
+        raise LookupError(f"the server has no process {service!r}")
 
     def close(self) -> None:
         self._process.terminate()
