@@ -177,4 +177,4 @@ $(HELM): deploy/helm/get_helm.py deploy/helm/helm-requirement.txt | $(STAMP)
 	$(BIN)/python deploy/helm/get_helm.py $@
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info kernels/taco_kernels/lib
