@@ -57,6 +57,14 @@ def read_text_file(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
         JsonFileError: it is not a regular file, cannot be read, or has more than `max_bytes`.
     """
     try:
+        return read_binary_file(path, max_bytes).decode()
+    except UnicodeDecodeError:
+        raise JsonFileError(f"cannot read {path}: it is not a text file in UTF-8") from None
+
+
+def read_binary_file(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
+    """The bytes of a regular file; raises as `read_text_file` does."""
+    try:
         # Opening a pipe without a writer must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
@@ -69,10 +77,7 @@ def read_text_file(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
         raise JsonFileError(f"cannot read {path}: {error.strerror}") from None
     if len(content) > max_bytes:
         raise JsonFileError(f"cannot read {path}: it is larger than {max_bytes} bytes")
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise JsonFileError(f"cannot read {path}: it is not a text file in UTF-8") from None
+    return content
 
 
 def _parse(text: str, path: Path) -> Any:

@@ -18,6 +18,9 @@ VOCABULARY_FILES = (
     "tokenizer.model*",
     "vocab*",
     "*.tiktoken",
+    "tiktoken.model",
+    "tekken.json",
+    "*.model.v[0-9]*",
     "spiece.model",
     "sentencepiece*.model",
 )

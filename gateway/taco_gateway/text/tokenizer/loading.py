@@ -31,6 +31,8 @@ from taco_gateway.text.tokenizer.checks import (
     require_vocabulary,
     vocab_size_of,
 )
+from taco_gateway.text.tokenizer.conversion.convert import MISTRAL_FILES, vocabulary_file
+from taco_gateway.text.tokenizer.conversion.converted import converted_tokenizer
 from taco_gateway.text.tokenizer.safety import decoding_risk, encoding_risk
 from taco_gateway.text.tokenizer.sandboxed import SandboxedTokenizer
 from taco_gateway.text.tokenizer.settings import complete, content
@@ -56,7 +58,8 @@ logger = logging.getLogger("taco.gateway")
 def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     """Loads the tokenizer that `config` names; None with `skip_tokenizer_init`. Blocks.
 
-    transformers is imported only where there is no tokenizer.json, or for `tokenizer_mode="slow"`.
+    A SentencePiece model, a tiktoken file or a tekken.json is converted to a tokenizer.json.
+    transformers is imported only where there is none of these, or for `tokenizer_mode="slow"`.
 
     Raises:
         ConfigurationError: there is no tokenizer, or it is empty, cannot be read, or belongs to
@@ -77,19 +80,54 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
 
 def _load(directory: Path, mode: str) -> Tokenizer:
     with _load_errors(directory), panics_as_errors():
-        settings = _read_json(directory / "tokenizer_config.json")
-        for name, value in _read_json(directory / "special_tokens_map.json").items():
-            settings.setdefault(name, value)
-        own = TokenizerSettings(
-            bos_token=content(settings.get("bos_token")),
-            eos_token=content(settings.get("eos_token")),
-            chat_template=_chat_template(directory, settings),
+        settings = _read_settings(directory)
+        described = _tokenizer_json(directory, mode, settings)
+        if described is None:
+            return _load_with_transformers(directory, mode, _own_settings(directory, settings))
+        text, settings, file = described
+        own = _own_settings(directory, settings)
+        return _fast_tokenizer(text, parse_json_object(text, file), own, settings)
+
+
+def _read_settings(directory: Path) -> dict[str, Any]:
+    """The content of tokenizer_config.json, and what only special_tokens_map.json has."""
+    settings = _read_json(directory / "tokenizer_config.json")
+    return _read_json(directory / "special_tokens_map.json") | settings
+
+
+def _own_settings(directory: Path, settings: dict[str, Any]) -> TokenizerSettings:
+    return TokenizerSettings(
+        bos_token=content(settings.get("bos_token")),
+        eos_token=content(settings.get("eos_token")),
+        chat_template=_chat_template(directory, settings),
+    )
+
+
+def _tokenizer_json(
+    directory: Path, mode: str, settings: dict[str, Any]
+) -> tuple[str, dict[str, Any], Path] | None:
+    """The text of the tokenizer.json, which may be a converted file, and the completed settings.
+
+    Returns:
+        None: transformers must load the tokenizer. Otherwise also the file.
+
+    Raises:
+        ConfigurationError: the file cannot be converted, or the mode mistral has no file.
+    """
+    if mode == "slow":
+        return None
+    file = directory / "tokenizer.json"
+    if mode != "mistral" and file.is_file():
+        return read_text_file(file, MAX_TOKENIZER_BYTES), settings, file
+    vocabulary = vocabulary_file(directory, is_mistral=mode == "mistral")
+    if vocabulary is not None:
+        ids = _read_json(directory / "added_tokens.json")
+        return *converted_tokenizer(vocabulary, settings, ids), vocabulary
+    if mode == "mistral":
+        raise ConfigurationError(
+            f"tokenizer_mode mistral needs {' or '.join(MISTRAL_FILES)} in {directory}"
         )
-        file = directory / "tokenizer.json"
-        if mode != "slow" and file.is_file():
-            text = read_text_file(file, MAX_TOKENIZER_BYTES)
-            return _fast_tokenizer(text, parse_json_object(text, file), own, settings)
-        return _load_with_transformers(directory, mode, own)
+    return None
 
 
 @contextmanager
@@ -186,11 +224,34 @@ def load_transformers_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase
     if config.skip_tokenizer_init:
         raise ConfigurationError("there is no tokenizer with skip_tokenizer_init")
     directory = _find_directory(config)
+    mode = config.tokenizer_mode
     try:
-        return _load_transformers(directory, config.tokenizer_mode)
+        if mode != "mistral" and (directory / "tokenizer.json").is_file():
+            return _load_transformers(directory, mode)
+        settings = _read_settings(directory)
+        described = _tokenizer_json(directory, mode, settings)
+        if described is None:
+            return _load_transformers(directory, mode)
+        return _as_transformers(described[0], _own_settings(directory, described[1]), described[1])
+    except ConfigurationError:
+        raise
     except Exception as error:  # transformers raises almost anything
         reason = " ".join(str(error).split())[:300]
         raise ConfigurationError(f"cannot load the tokenizer in {directory}: {reason}") from None
+
+
+def _as_transformers(
+    text: str, own: TokenizerSettings, settings: dict[str, Any]
+) -> "PreTrainedTokenizerBase":
+    """An object of transformers around a converted tokenizer."""
+    from transformers import PreTrainedTokenizerFast  # imports torch where it is installed
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=complete(tokenizers.Tokenizer.from_str(text), settings),
+        bos_token=own.bos_token,
+        eos_token=own.eos_token,
+        chat_template=own.chat_template,
+    )
 
 
 def from_transformers(

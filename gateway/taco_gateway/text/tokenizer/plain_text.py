@@ -46,6 +46,7 @@ class PlainTextEncoder:
                 spelling = f"<{secret}:{token['id']}>"
                 self._spellings[token["id"]] = renamed[token["content"]] = spelling
                 token["content"] = spelling
+                token["single_word"] = False  # the caller's token may be beside a word
         _rename_in_model(description["model"], renamed)
         # Post-processing, which also names special tokens, must add nothing here.
         description["post_processor"] = None

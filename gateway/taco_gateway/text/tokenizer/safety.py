@@ -12,29 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_WORD_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-# Patterns of published models. No input is known for which they need more than linear time.
-_PUBLISHED_PATTERNS = frozenset(
-    {
-        # GPT-2, OPT, BLOOM, Falcon
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        r"[0-9][0-9][0-9]",
-        # Llama 3, Qwen 2 and 3, Mistral (Tekken), GPT-4o, DeepSeek V3
-        rf"{_WORD_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
-        rf"{_WORD_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-        rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_WORD_ENDINGS}?"
-        rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_WORD_ENDINGS}?"
-        rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
-    }
-)
+from taco_gateway.text.tokenizer.published_patterns import PUBLISHED_PATTERNS
+
 # One class of characters, repeated or not: no backtracking.
 _SIMPLE_PATTERN = re.compile(
     r"(?:\[[^\[\]\\]+\]|\\p\{\w+\}|\\[dsw]| )(?:\+|\{\d{1,2}(?:,\d{0,2})?\})?"
@@ -153,7 +132,7 @@ def _is_safe_pattern(pattern: Any) -> bool:
         case {"String": str(text)}:
             return bool(text)
         case {"Regex": str(regex)}:
-            return regex in _PUBLISHED_PATTERNS or bool(_SIMPLE_PATTERN.fullmatch(regex))
+            return regex in PUBLISHED_PATTERNS or bool(_SIMPLE_PATTERN.fullmatch(regex))
     return False
 
 
