@@ -17,6 +17,7 @@ from taco_gateway.text.chat_template.cache_breakpoints import (
     common_prefix_length,
     with_other_text_after,
 )
+from taco_gateway.text.chat_template.special_token_search import SpecialTokenSearch
 from taco_gateway.text.chat_template.template_pool import TemplatePool
 from taco_gateway.text.chat_template.template_source import (
     PLAIN_TEMPLATE,
@@ -57,8 +58,7 @@ class ChatPromptEncoder:
             self._check_template()
         self._prefix = tokenizer.prefix_token_ids()
         self._spellings = {i: text for text, i in tokenizer.special_tokens.items()}
-        spellings = sorted(tokenizer.special_tokens, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+        self._special = SpecialTokenSearch(tokenizer.special_tokens)
         # A client cannot write a mark without this number.
         self._secret = str(secrets.randbelow(10**18))
         self._mark = re.compile(f"\ue000{self._secret}_(\\d+)\ue001")
@@ -170,7 +170,7 @@ class ChatPromptEncoder:
     def _marked(self, value: Any) -> Any:
         """A copy of JSON data in which marks replace the text of special tokens."""
         if isinstance(value, str):
-            return self._special.sub(self._mark_for, value)
+            return self._marked_text(value)
         if isinstance(value, Mapping):
             return {
                 name: item if name in _UNMARKED_FIELDS else self._marked(item)
@@ -183,6 +183,14 @@ class ChatPromptEncoder:
         raise InvalidParameterError(
             f"messages must be plain data, got a {type(value).__name__}", "messages"
         )
+
+    def _marked_text(self, text: str) -> str:
+        parts: list[str] = []
+        end = 0
+        for match in self._special.matches(text):
+            parts += [text[end : match.start()], self._mark_for(match)]
+            end = match.end()
+        return "".join([*parts, text[end:]]) if parts else text
 
     def _mark_for(self, match: re.Match[str]) -> str:
         return f"\ue000{self._secret}_{self._tokenizer.special_tokens[match[0]]}\ue001"
@@ -200,7 +208,7 @@ class ChatPromptEncoder:
         return kept if text.startswith(" ", end + len(self._end_mark)) else kept.rstrip()
 
     def _encode_text(self, text: str) -> list[int]:
-        own = self._special.findall(text)
+        own = list(self._special.matches(text))
         if not self._mark.search(text):
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             # Normalization may turn other text into the text of a special token.
@@ -208,7 +216,7 @@ class ChatPromptEncoder:
                 return token_ids
         parts: list[str | int] = []
         end = 0
-        for match in self._special.finditer(text):
+        for match in own:
             parts += [self._unmarked(text[end : match.start()])]
             parts += [self._tokenizer.special_tokens[match[0]]]
             end = match.end()
