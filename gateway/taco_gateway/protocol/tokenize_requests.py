@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
 from taco_gateway.protocol.conversation import Conversation
-from taco_gateway.protocol.token_ids import MAX_TOKEN_ID, is_token_ids
+from taco_gateway.protocol.token_ids import MAX_TOKEN_ID, are_in_range, is_token_ids
 from taco_gateway.protocol.unsupported_fields import PROMPT_FIELDS, check_other_fields
 
 
@@ -67,6 +67,6 @@ class DetokenizeRequest(_TokenizerRequest):
             return value
         if not is_token_ids(value):
             raise ValueError("must be a list of token ids")
-        if not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
+        if not are_in_range(value):
             raise ValueError(f"its token ids must be in 0…{MAX_TOKEN_ID}")
         return value

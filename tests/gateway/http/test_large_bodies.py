@@ -6,7 +6,7 @@ import signal
 import threading
 import tracemalloc
 from array import array
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from fastapi import Request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from support.gateway_app import AppMaker
 from support.patience import PATIENCE_SECONDS
@@ -24,6 +25,7 @@ from taco_gateway.http.body_parser_process import NICENESS
 from taco_gateway.http.body_reader import read_json_bytes
 from taco_gateway.http.strict_json import MAX_LIST_ITEMS, MAX_VALUES, check_counts
 from taco_gateway.protocol.request_schemas import CHAT, REQUEST_SCHEMAS, RequestSchema
+from taco_gateway.protocol.tokenize_requests import DetokenizeRequest
 from taco_gateway.sandbox.process_pool import _LimitedProcess
 from taco_gateway.text.request_checks import CheckedTokenIds
 from taco_proto.requests import ModelInfo
@@ -320,3 +322,20 @@ def _long_context() -> ModelInfo:
 def test_checked_ids_are_packed() -> None:
     """`generate` trusts the type, so only checked ids may have it."""
     assert not isinstance(array("i", [1]), CheckedTokenIds)
+
+
+class SlicedIds(array):
+    """Token ids that can be read in slices only."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("one call reads all token ids")
+
+
+def test_token_ids_are_checked_in_slices() -> None:
+    ids = SlicedIds("i", [7] * 100_000)
+    assert DetokenizeRequest.from_body({"tokens": ids}).tokens is ids
+    for place in (0, 16_384, 99_999):
+        ids[place] = -1
+        with pytest.raises(ValidationError, match="its token ids must be in"):
+            DetokenizeRequest.from_body({"tokens": ids})
+        ids[place] = 7
