@@ -28,6 +28,7 @@ from taco_proto.licenses import LICENSE_INVALID, LICENSE_MESSAGE, LicenseState, 
 from taco_proto.requests import FinishReason
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_scheduler.core.engine import Engine
+from taco_scheduler.core.step_loop import StepLoop
 from taco_scheduler.server.grpc_server import SchedulerServer
 from taco_scheduler.server.service import SchedulerService
 
@@ -409,7 +410,7 @@ async def test_a_message_that_the_engine_cannot_take_ends_the_workers_stream(
         raise RuntimeError("a bug")
 
     async with serving(tmp_path) as (service, server), dial(server.address) as stub:
-        monkeypatch.setattr(Engine, "take_store_report", fail)
+        monkeypatch.setattr(StepLoop, "take_store_report", fail)
         peer = WorkerPeer(stub, FakeWorker())
         await peer.hello()
         await peer.call.write(pb.WorkerMessage(store_report=pb.StoreReport(is_complete=True)))
