@@ -5,15 +5,11 @@ A collector reads the engine when metrics are requested. Steps do no work for it
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from taco_common.metrics import Families
 from taco_proto.steps import RowErrorCode
 from taco_scheduler.admission.rejections import RejectionReason
 from taco_scheduler.core.engine import Engine
@@ -39,64 +35,59 @@ class EngineCollector(Collector):
         # Without workers, the label of the last model remains, so that series do not break.
         if self._engine.replicas:
             self._model = self._engine.replicas[0].info.model
-        yield from self._gauges()
+        make = Families(model_name=self._model)
+        yield from self._gauges(make)
         yield self._cache_config()
-        yield from self._worker_gauges()
+        yield from self._worker_gauges(make)
         yield from self._worker_counters()
-        yield from self._counters()
-        yield from self._rejections()
-        yield self._row_errors()
-        yield from self._histograms()
-        yield from speculation_metrics(self._engine.counters.speculation, self._model)
+        yield from self._counters(make)
+        yield from self._rejections(make)
+        yield self._row_errors(make)
+        yield from self._histograms(make)
+        yield from speculation_metrics(self._engine.counters.speculation, make)
 
-    def _gauges(self) -> Iterator[Metric]:
+    def _gauges(self, make: Families) -> Iterator[Metric]:
         engine = self._engine
         gauges: dict[str, tuple[str, float]] = {
-            "num_requests_running": ("Sequences that run in a batch.", engine.num_running),
-            "num_requests_waiting": ("Sequences that wait in a queue.", engine.num_waiting),
-            "kv_cache_usage_perc": ("Used share of the device KV blocks, 0 to 1.", engine.kv_usage),
-            "gpu_cache_usage_perc": (
+            "vllm:num_requests_running": ("Sequences that run in a batch.", engine.num_running),
+            "vllm:num_requests_waiting": ("Sequences that wait in a queue.", engine.num_waiting),
+            "vllm:kv_cache_usage_perc": (
+                "Used share of the device KV blocks, 0 to 1.",
+                engine.kv_usage,
+            ),
+            "vllm:gpu_cache_usage_perc": (
                 "The same as vllm:kv_cache_usage_perc, under its older name.",
                 engine.kv_usage,
             ),
-            "cpu_cache_usage_perc": (
+            "vllm:cpu_cache_usage_perc": (
                 "Used share of the host KV blocks, 0 to 1.",
                 engine.host_kv_usage,
             ),
             # A preempted sequence waits: it is computed again or found in the cache.
-            "num_requests_swapped": ("Always 0; preempted sequences wait.", 0),
+            "vllm:num_requests_swapped": ("Always 0; preempted sequences wait.", 0),
+            "taco:waiting_tokens": (
+                "Prompt tokens of waiting requests.",
+                engine.num_waiting_tokens,
+            ),
         }
         for name, (text, value) in gauges.items():
-            family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-            family.add_metric([self._model], value)
-            yield family
-        tokens = GaugeMetricFamily(
-            "taco:waiting_tokens", "Prompt tokens of waiting requests.", labels=["model_name"]
-        )
-        tokens.add_metric([self._model], engine.num_waiting_tokens)
-        yield tokens
+            yield make.gauge(name, text, value)
 
     def _cache_config(self) -> Metric:
         """1, with the KV memory of all workers as labels."""
         workers = [replica.info for replica in self._engine.replicas]
-        values = {
-            "block_size": workers[0].block_size if workers else 0,
-            "num_gpu_blocks": sum(info.num_blocks for info in workers),
-            "num_cpu_blocks": sum(info.num_host_blocks for info in workers),
-        }
-        family = GaugeMetricFamily(
-            "vllm:cache_config_info",
-            "KV blocks of all workers, on their devices and in host memory.",
-            labels=["model_name", *values],
+        make = Families(
+            model_name=self._model,
+            block_size=str(workers[0].block_size if workers else 0),
+            num_gpu_blocks=str(sum(info.num_blocks for info in workers)),
+            num_cpu_blocks=str(sum(info.num_host_blocks for info in workers)),
         )
-        family.add_metric([self._model, *map(str, values.values())], 1)
-        return family
+        text = "KV blocks of all workers, on their devices and in host memory."
+        return make.gauge("vllm:cache_config_info", text, 1)
 
-    def _worker_gauges(self) -> Iterator[Metric]:
+    def _worker_gauges(self, make: Families) -> Iterator[Metric]:
         replicas = self._engine.replicas
-        workers = GaugeMetricFamily("taco:workers", "Attached workers.", labels=["model_name"])
-        workers.add_metric([self._model], len(replicas))
-        yield workers
+        yield make.gauge("taco:workers", "Attached workers.", len(replicas))
         gauges: dict[str, tuple[str, Callable[[Replica], float]]] = {
             "running": ("Sequences that run on the worker.", lambda r: r.num_running),
             "waiting": ("Sequences that wait for the worker.", lambda r: r.waiting.num_sequences),
@@ -109,10 +100,8 @@ class EngineCollector(Collector):
             ),
         }
         for name, (text, value_of) in gauges.items():
-            family = GaugeMetricFamily(f"taco:worker_{name}", text, labels=["model_name", "worker"])
-            for replica in replicas:
-                family.add_metric([self._model, replica.name], value_of(replica))
-            yield family
+            values = {replica.name: value_of(replica) for replica in replicas}
+            yield make.gauges(f"taco:worker_{name}", text, "worker", values)
 
     def _worker_counters(self) -> Iterator[Metric]:
         """Counters of each worker, which restart when it attaches again."""
@@ -140,7 +129,7 @@ class EngineCollector(Collector):
                 disk.add_metric([self._model, replica.name, outcome], count)
         yield from (hits, disk)
 
-    def _counters(self) -> Iterator[Metric]:
+    def _counters(self, make: Families) -> Iterator[Metric]:
         counters = self._engine.counters
         totals: dict[str, tuple[str, int]] = {
             "vllm:num_preemptions": ("Preemptions.", counters.num_preemptions),
@@ -179,33 +168,25 @@ class EngineCollector(Collector):
             ),
         }
         for name, (text, value) in totals.items():
-            family = CounterMetricFamily(name, text, labels=["model_name"])
-            family.add_metric([self._model], value)
-            yield family
+            yield make.counter(name, text, value)
 
-    def _rejections(self) -> Iterator[Metric]:
+    def _rejections(self, make: Families) -> Iterator[Metric]:
         names = {
             "taco:rejections": "Rejected requests by reason.",
             "taco:refusals": "The same as taco:rejections, under its older name.",
         }
+        rejections = self._engine.counters.rejections
+        values = {reason.value: rejections[reason] for reason in RejectionReason}
         for name, text in names.items():
-            family = CounterMetricFamily(name, text, labels=["model_name", "reason"])
-            for reason in RejectionReason:
-                family.add_metric([self._model, reason], self._engine.counters.rejections[reason])
-            yield family
+            yield make.counters(name, text, "reason", values)
 
-    def _row_errors(self) -> Metric:
-        family = CounterMetricFamily(
-            "taco:row_errors",
-            "Sequences that failed in a step that succeeded for the others.",
-            labels=["model_name", "code"],
-        )
-        for code in RowErrorCode:
-            count = self._engine.counters.row_errors[code]
-            family.add_metric([self._model, code.name.lower()], count)
-        return family
+    def _row_errors(self, make: Families) -> Metric:
+        errors = self._engine.counters.row_errors
+        text = "Sequences that failed in a step that succeeded for the others."
+        values = {code.name.lower(): errors[code] for code in RowErrorCode}
+        return make.counters("taco:row_errors", text, "code", values)
 
-    def _histograms(self) -> Iterator[Metric]:
+    def _histograms(self, make: Families) -> Iterator[Metric]:
         counters = self._engine.counters
         histograms = {
             "iteration_tokens_total": ("Tokens a step.", counters.iteration_tokens),
@@ -227,6 +208,4 @@ class EngineCollector(Collector):
             ),
         }
         for name, (text, histogram) in histograms.items():
-            family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-            family.add_metric([self._model], histogram.buckets(), histogram.sum)
-            yield family
+            yield make.histogram(f"vllm:{name}", text, histogram)

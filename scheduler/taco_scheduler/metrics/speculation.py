@@ -2,13 +2,9 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import Metric
 
+from taco_common.metrics import Families
 from taco_scheduler.state.speculation_counters import SpeculationCounters
 
 _FIGURES = {
@@ -23,7 +19,7 @@ _FIGURES = {
 }
 
 
-def speculation_metrics(counters: SpeculationCounters, model: str) -> Iterator[Metric]:
+def speculation_metrics(counters: SpeculationCounters, make: Families) -> Iterator[Metric]:
     """vLLM's counters of draft tokens, the chosen draft lengths, and the lookahead figures."""
     totals = {
         "drafts": ("Decode steps in which a sequence verified drafts.", counters.num_drafted),
@@ -31,25 +27,17 @@ def speculation_metrics(counters: SpeculationCounters, model: str) -> Iterator[M
         "accepted_tokens": ("Accepted draft tokens.", counters.accepted_tokens),
     }
     for name, (text, total) in totals.items():
-        family = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=["model_name"])
-        family.add_metric([model], total)
-        yield family
-    accepted = CounterMetricFamily(
+        yield make.counter(f"vllm:spec_decode_num_{name}", text, total)
+    yield make.counters(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Accepted draft tokens by position in the draft.",
-        labels=["model_name", "position"],
+        "position",
+        {str(depth): count for depth, count in enumerate(counters.accepted_at.tolist())},
     )
-    for depth, count in enumerate(counters.accepted_at.tolist()):
-        accepted.add_metric([model, str(depth)], count)
-    yield accepted
-    lengths = HistogramMetricFamily(
+    yield make.histogram(
         "taco:spec_draft_length",
         "Draft tokens that a sequence verified in a step.",
-        labels=["model_name"],
+        counters.draft_lengths,
     )
-    lengths.add_metric([model], counters.draft_lengths.buckets(), counters.draft_lengths.sum)
-    yield lengths
     for name, value in counters.figures().items():
-        figure = GaugeMetricFamily(f"taco:lookahead_{name}", _FIGURES[name], labels=["model_name"])
-        figure.add_metric([model], value)
-        yield figure
+        yield make.gauge(f"taco:lookahead_{name}", _FIGURES[name], value)
