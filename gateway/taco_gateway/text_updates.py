@@ -37,7 +37,7 @@ async def without_generated_tokens(updates: Updates) -> Updates:
     """Removes the generated token of a request with `max_tokens=0` (the engine makes one)."""
     async with aclosing(updates):
         async for update in updates:
-            update.text, update.token_ids, update.num_completion_tokens = "", [], 0
+            update.text, update.token_ids = "", []
             update.logprobs = None if update.logprobs is None else []
             if update.finish_reason is not None:
                 update.finish_reason, update.stop_reason = "length", None

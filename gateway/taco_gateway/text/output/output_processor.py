@@ -33,8 +33,7 @@ class TextUpdate:
         logprob_sum: sum of the log probabilities of `token_ids`; None unless the request sums them.
         finish_reason: "stop", "length" or "abort" on the sequence's last update, None before.
         stop_reason: the stop string or the id of the stop token that ended it; None for EOS.
-        num_prompt_tokens, num_completion_tokens, num_cached_tokens: usage so far, including
-            `token_ids`.
+        num_prompt_tokens, num_cached_tokens: usage of the prompt.
         prompt_logprobs: one entry per prompt token, None for the first. All of them come with one
             update of the request (index 0), if requested.
         queue_seconds: time from the scheduler's receipt of the request to its first step; on one of
@@ -49,7 +48,6 @@ class TextUpdate:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
     queue_seconds: float | None = None
@@ -67,7 +65,6 @@ class TextUpdate:
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.num_prompt_tokens = later.num_prompt_tokens
-        self.num_completion_tokens = later.num_completion_tokens
         self.num_cached_tokens = later.num_cached_tokens
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
 
@@ -119,7 +116,7 @@ class OutputProcessor:
         self._token_by_token = self._stops is not None or gives_logprobs
         self._left_out: Collection[int] = ()  # special tokens that are skipped
         if gives_logprobs and tokenizer is not None and params.skip_special_tokens:
-            self._left_out = frozenset(tokenizer.special_tokens.values())
+            self._left_out = tokenizer.special_ids
         self._num_chars = 0  # of the text so far; some may be held back
         self._waiting: deque[tuple[int, bool, Candidate, list[Candidate]]] = deque()
         self.hit_stop_string = False
@@ -150,7 +147,6 @@ class OutputProcessor:
         if self._sums_logprobs and update.logprobs is not None:
             output.logprob_sum = math.fsum(update.logprobs.chosen()[: len(output.token_ids)])
         output.num_prompt_tokens = self._num_prompt_tokens
-        output.num_completion_tokens = self._num_tokens
         output.num_cached_tokens = self._num_cached_tokens
         return output
 

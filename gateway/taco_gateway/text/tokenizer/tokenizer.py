@@ -54,6 +54,11 @@ class Tokenizer(ABC):
     special_tokens: dict[str, int]
     vocab_size: int
 
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of `special_tokens`."""
+        return frozenset(self.special_tokens.values())
+
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, in which special tokens are recognized."""
@@ -79,9 +84,9 @@ class Tokenizer(ABC):
     ) -> str:
         """The text of `token_ids`; ids outside the vocabulary have no text."""
 
-    @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, also of a special token; may be part of a character."""
+        return self.decode([token_id], skip_special_tokens=False).encode()
 
     @abstractmethod
     def detokenizer(
@@ -119,14 +124,13 @@ class FastTokenizer(Tokenizer):
         self._plain_text = PlainTextEncoder(backend)
         added = backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: i for i, token in added.items() if token.special}
-        self._special_ids = frozenset(self.special_tokens.values())
         self.vocab_size = backend.get_vocab_size()
         decoder = backend.decoder
         spelling = byte_spelling(None if decoder is None else json.loads(decoder.__getstate__()))
         self._spelling = spelling
         if spelling is not None:
             self._bytes = TokenBytes(backend.id_to_token, spelling.spell)
-            self._shown_bytes = TokenBytes(backend.id_to_token, spelling.spell, self._special_ids)
+            self._shown_bytes = TokenBytes(backend.id_to_token, spelling.spell, self.special_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # A batch of one: `encode` would hold the interpreter lock, for seconds on a megabyte.
@@ -165,9 +169,7 @@ class FastTokenizer(Tokenizer):
             return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        if self._spelling is not None:
-            return self._bytes[token_id]
-        return self.decode([token_id], skip_special_tokens=False).encode()
+        return super().token_bytes(token_id) if self._spelling is None else self._bytes[token_id]
 
     def detokenizer(
         self,
@@ -187,7 +189,7 @@ class FastTokenizer(Tokenizer):
             self._backend,
             lambda ids: self.decode(ids, skip_special_tokens=False),
             prompt_token_ids,
-            self._special_ids if skip_special_tokens else (),
+            self.special_ids if skip_special_tokens else (),
         )
 
 
@@ -202,7 +204,6 @@ class SlowTokenizer(Tokenizer):
         self.special_tokens = dict(
             zip(backend.all_special_tokens, backend.all_special_ids, strict=True)
         )
-        self._special_ids = frozenset(self.special_tokens.values())
         self.vocab_size = len(backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -234,9 +235,6 @@ class SlowTokenizer(Tokenizer):
         assert isinstance(text, str)  # a list only for a list of sequences
         return text
 
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.decode([token_id], skip_special_tokens=False).encode()
-
     def detokenizer(
         self,
         prompt_token_ids: Sequence[int] = (),
@@ -251,5 +249,5 @@ class SlowTokenizer(Tokenizer):
                 spaces_between_special_tokens=spaces_between_special_tokens,
             ),
             prompt_token_ids,
-            self._special_ids if skip_special_tokens else (),
+            self.special_ids if skip_special_tokens else (),
         )
