@@ -24,8 +24,9 @@ from taco_proto.licenses import (
 )
 from taco_proto.log_text import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, one_line
 from taco_proto.logprobs import LogprobColumns
-from taco_proto.message_codec import MessageCodec
+from taco_proto.message_codec import Converter, MessageCodec
 from taco_proto.requests import ANYBODY, GenerateRequest, ModelInfo, PrefixPin, Tenant
+from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import (
     BlockCopies,
     IntArray,
@@ -51,14 +52,13 @@ _TENANT = MessageCodec(Tenant, pb.Tenant)
 _SUBMIT = MessageCodec(
     GenerateRequest,
     pb.Submit,
-    nested=(MessageCodec(PrefixPin, pb.PrefixPin),),
-    encode={
-        "sampling": sampling_to_pb,
-        "tenant": lambda tenant: None if tenant is ANYBODY else _TENANT.to_pb(tenant),
-    },
+    nested=(
+        MessageCodec(PrefixPin, pb.PrefixPin),
+        Converter(SamplingParams, sampling_to_pb, sampling_from_pb),
+    ),
+    encode={"tenant": lambda tenant: None if tenant is ANYBODY else _TENANT.to_pb(tenant)},
     decode={
         "request_id": lambda message: one_line(message.request_id, MAX_REQUEST_ID_CHARS),
-        "sampling": lambda message: sampling_from_pb(message.sampling),
         "tenant": _decode_tenant,
         "deadline": lambda message: None,  # `submit_from_pb` computes it
     },
@@ -150,7 +150,7 @@ def _encode_counts(counts: IntArray) -> Any:
     return () if (counts == 1).all() else counts.tolist()
 
 
-def _decode_counts(message: pb.StepPlan | pb.StepOutput) -> IntArray:
+def _decode_counts(message: pb.StepPlan) -> IntArray:
     if message.num_tokens:
         return np.array(message.num_tokens, np.int32)
     return np.ones(len(message.slots), np.int32)
@@ -190,23 +190,11 @@ def _row_error_code(code: int) -> RowErrorCode:
     return RowErrorCode(code) if code in _ROW_ERROR_CODES else RowErrorCode.UNKNOWN
 
 
-def _optional_logprobs_to_pb(columns: LogprobColumns | None) -> pb.LogprobColumns | None:
-    return None if columns is None else logprobs_to_pb(columns)
-
-
 _STEP_OUTPUT = MessageCodec(
     StepOutput,
     pb.StepOutput,
-    encode={"logprobs": _optional_logprobs_to_pb, "prompt_logprobs": _optional_logprobs_to_pb},
+    nested=(Converter(LogprobColumns, logprobs_to_pb, logprobs_from_pb),),
     decode={
-        "logprobs": lambda message: (
-            logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None
-        ),
-        "prompt_logprobs": lambda message: (
-            logprobs_from_pb(message.prompt_logprobs)
-            if message.HasField("prompt_logprobs")
-            else None
-        ),
         "row_errors": _decode_row_errors,
         "error": lambda message: one_line(message.error),
     },

@@ -8,7 +8,7 @@ the dataclass that the message lacks is an error at import unless the codec is t
 |---|---|
 | `IntArray`, `LongArray` | repeated integers, or bytes: packed little-endian |
 | `tuple[X, ...]`, `Mapping` | repeated values, map |
-| a dataclass of `nested` | a message; with `\\| None` it may be absent |
+| a type of `nested` | a message; with `\\| None` it may be absent |
 | `X \\| None` | an optional scalar |
 | anything else | a scalar |
 """
@@ -16,7 +16,7 @@ the dataclass that the message lacks is an error at import unless the codec is t
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
-from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
@@ -30,13 +30,21 @@ Encode = Callable[[Any], Any]
 Decode = Callable[[Any], Any]
 
 
+class Converter(NamedTuple):
+    """Hand-written converters of a field's type, where names alone do not say them."""
+
+    value_type: type
+    to_pb: Callable[[Any], Any]
+    from_pb: Callable[[Any], Any]
+
+
 class MessageCodec(Generic[V, M]):
     """Both directions between one dataclass and one message type.
 
     Args:
         value_type: the dataclass.
         message_type: the generated class.
-        nested: codecs of the dataclasses that are fields of this one.
+        nested: codecs and converters of the types of fields that are messages themselves.
         encode: for fields that need more than a copy: from the field's value to the message's.
         decode: for fields that need more than a copy: from the message to the field's value.
 
@@ -49,7 +57,7 @@ class MessageCodec(Generic[V, M]):
         value_type: type[V],
         message_type: type[M],
         *,
-        nested: "tuple[MessageCodec[Any, Any], ...]" = (),
+        nested: "tuple[MessageCodec[Any, Any] | Converter, ...]" = (),
         encode: Mapping[str, Encode] | None = None,
         decode: Mapping[str, Decode] | None = None,
     ) -> None:
@@ -94,7 +102,7 @@ class MessageCodec(Generic[V, M]):
 def _field_codec(
     hint: Any,
     field: Any,
-    codecs: Mapping[type, MessageCodec[Any, Any]],
+    codecs: Mapping[type, MessageCodec[Any, Any] | Converter],
     empty: Any,
 ) -> tuple[Encode | None, Decode]:
     name = field.name
