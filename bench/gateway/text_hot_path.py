@@ -20,7 +20,8 @@ from bench.record import save
 from taco_gateway.engine.engine_client import EngineStats
 from taco_gateway.engine.request_table import RequestTable
 from taco_gateway.engine.token_stream import TokenStream
-from taco_gateway.text.text_engine import TextEngine, TextUpdate
+from taco_gateway.text.output.output_processor import TextUpdate
+from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import logprobs_to_pb

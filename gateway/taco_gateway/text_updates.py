@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from taco_gateway.text.text_engine import TextUpdate, TokenLogprob
+from taco_gateway.text.output.output_processor import TextUpdate
+from taco_gateway.text.output.token_logprobs import TokenLogprob
 
 Updates = AsyncGenerator[TextUpdate, None]
 

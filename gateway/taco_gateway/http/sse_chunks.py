@@ -16,7 +16,8 @@ from taco_gateway.api_errors import ApiError, error_bytes
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.responses import Usage
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt
-from taco_gateway.text.text_engine import TextUpdate, TokenLogprob
+from taco_gateway.text.output.output_processor import TextUpdate
+from taco_gateway.text.output.token_logprobs import TokenLogprob
 from taco_gateway.text_updates import Updates
 from taco_gateway.usage_and_latency import RequestStats
 

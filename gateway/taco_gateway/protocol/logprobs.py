@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt
-from taco_gateway.text.text_engine import Candidate, TokenLogprob
+from taco_gateway.text.output.token_logprobs import Candidate, TokenLogprob
 
 LOWEST_LOGPROB = -9999.0  # JSON has no -inf
 

@@ -17,7 +17,7 @@ from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from taco_gateway.protocol.request_schemas import COMPLETIONS
 from taco_gateway.protocol.responses import Completion, CompletionChoice
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt, echoed_text, echoed_tokens
-from taco_gateway.text.text_engine import TokenLogprob
+from taco_gateway.text.output.token_logprobs import TokenLogprob
 from taco_gateway.text_updates import Choice, Updates, merged, without_generated_tokens
 from taco_gateway.usage_and_latency import RequestStats
 from taco_proto.errors import InvalidParameterError

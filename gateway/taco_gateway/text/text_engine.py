@@ -15,7 +15,7 @@ from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
 from taco_gateway.text.output.best_of import best_of
 from taco_gateway.text.output.output_processor import OutputProcessor, TextUpdate
 from taco_gateway.text.output.request_output import PromptLogprobCollector, text_updates
-from taco_gateway.text.output.token_logprobs import Candidate, CandidateReader, TokenLogprob
+from taco_gateway.text.output.token_logprobs import CandidateReader
 from taco_gateway.text.request_checks import (
     CheckedTokenIds,
     check_priority,
@@ -31,8 +31,6 @@ from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import GenerateRequest, ModelInfo, PrefixPin
 from taco_proto.sampling_params import MAX_SEED, SamplingParams
-
-__all__ = ["Candidate", "TextEngine", "TextUpdate", "TokenLogprob"]
 
 _LONG_PROMPT = 2**14  # tokens; checking more is worth a thread
 _NO_TOKENIZER = "The model is served without a tokenizer: give token ids."
