@@ -21,7 +21,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench import record
 from bench.kernels.rounds import DTYPES, Limits, load_and_measure_limits, time_in_turn
-from taco_kernels.cpu.attention import AttentionCall, PagedBatch, PagedKV, block_bytes, write_kv
+from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.cpu.attention import AttentionCall
+from taco_kernels.cpu.kv_cache import PagedBatch, PagedKV, block_bytes, write_kv
+from taco_kernels.kv_entry import KVEntry
 from taco_kernels.library import CpuKernels
 
 
@@ -30,6 +33,10 @@ class Heads:
     query: int
     kv: int
     dim: int
+
+    @property
+    def entry(self) -> KVEntry:
+        return KVEntry(self.kv, self.dim, self.dim)
 
 
 MODELS = {"qwen2-0.5b": Heads(14, 2, 64), "llama-8b": Heads(32, 8, 128)}
@@ -84,7 +91,7 @@ def main() -> None:
 
 def layer_bytes(heads: Heads, dtype: torch.dtype) -> int:
     """Returns the bytes of one layer of a block."""
-    return block_bytes(dtype, BLOCK_SIZE, 1, heads.kv, heads.dim)
+    return block_bytes(dtype, BLOCK_SIZE, [heads.entry])
 
 
 def measure(
@@ -124,9 +131,7 @@ def paged_calls(
     """Returns one call per layer."""
     batch, context, num_new = shape
     blocks_each = -(-context // BLOCK_SIZE)
-    cache = PagedKV.allocate(
-        batch * blocks_each, dtype, BLOCK_SIZE, num_layers, heads.kv, heads.dim
-    )
+    cache = PagedKV.allocate(batch * blocks_each, dtype, BLOCK_SIZE, [heads.entry] * num_layers)
     order = torch.randperm(batch * blocks_each, generator=torch.Generator().manual_seed(0))
     tables = order.int().view(batch, blocks_each)
     for sequence in range(batch):
@@ -137,7 +142,7 @@ def paged_calls(
     step = make_batch(batch, context, num_new, tables)
     query = torch.randn(batch * num_new, heads.query, heads.dim)
     return [
-        AttentionCall(kernels, query, cache, step, layer, heads.dim**-0.5)
+        AttentionCall(kernels, query, cache, step, layer, AttentionOptions(heads.dim**-0.5))
         for layer in range(num_layers)
     ]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.reference.activation import silu_mul
 from taco_kernels.reference.attention import paged_attention
 from taco_kernels.reference.norm import layer_norm, rms_norm
@@ -51,7 +52,7 @@ def test_paged_attention_of_one_token_is_its_value() -> None:
         query_start_loc=torch.tensor([0, 1]),
         seq_lens=torch.tensor([1]),
         block_tables=torch.tensor([[3]]),
-        scale=0.25,
+        options=AttentionOptions(0.25),
     )
     torch.testing.assert_close(output[0], value_cache[3, 0].repeat_interleave(2, dim=0))
 
@@ -78,7 +79,6 @@ def test_paged_attention_agrees_with_dense(window: int | None) -> None:
         query_start_loc=torch.tensor([0, query_len]),
         seq_lens=torch.tensor([seq_len]),
         block_tables=torch.tensor([table]),
-        scale=0.3,
-        sliding_window=window,
+        options=AttentionOptions(0.3, window=window),
     )
     torch.testing.assert_close(output, expected.transpose(0, 1))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from support.paged import make_metadata
+from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.kv_entry import KVEntry
 from taco_kernels.reference.attention import paged_attention
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
@@ -33,6 +35,9 @@ class Batch:
     window: int | None = None
     seed: int = 0
     num_blocks: int = 40
+
+    def options(self) -> AttentionOptions:
+        return AttentionOptions(SCALE, window=self.window)
 
     def tables(self) -> list[list[int]]:
         counts = [-(-sum(lens) // self.block_size) for lens in self.lens]
@@ -62,11 +67,9 @@ class Batch:
 
     def empty_cache(self, dtype: torch.dtype = torch.float32) -> KVCache:
         return KVCache(
-            3,
+            (KVEntry(self.num_kv_heads, self.head_dim, self.head_dim),) * 3,
             self.num_blocks,
             self.block_size,
-            self.num_kv_heads,
-            self.head_dim,
             dtype,
             torch.get_default_device(),
         )
@@ -94,6 +97,5 @@ class Batch:
             metadata.query_start_loc,
             metadata.seq_lens,
             metadata.block_tables,
-            SCALE,
-            self.window,
+            self.options(),
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from support.triton_interpreter import DEVICE
+from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.reference.attention import paged_attention as reference
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention
 from taco_kernels.triton.attention_plan import AttentionPlan, plan_attention
@@ -40,7 +41,7 @@ class Case:
     block_size: int = 16
     dtype: torch.dtype = torch.float32
     window: int | None = None
-    soft_cap: float | None = None
+    cap: float | None = None
     has_alibi: bool = False
     is_fp8: bool = False
     parents: tuple[tuple[int, ...] | None, ...] | None = None
@@ -138,15 +139,15 @@ class Step:
             torch.tensor(positions + spare, dtype=torch.int32, device=DEVICE),
         )
 
-    @property
-    def scale(self) -> float:
-        return float(self.case.head_dim**-0.5)
-
-    @property
-    def alibi_slopes(self) -> Tensor | None:
-        if not self.case.has_alibi:
-            return None
-        return (0.5 ** torch.arange(1.0, self.case.heads[0] + 1)).to(DEVICE)
+    def options(self, device: torch.device = DEVICE) -> AttentionOptions:
+        case = self.case
+        slopes = 0.5 ** torch.arange(1.0, case.heads[0] + 1)
+        return AttentionOptions(
+            float(case.head_dim**-0.5),
+            window=case.window,
+            cap=case.cap,
+            alibi=slopes.to(device) if case.has_alibi else None,
+        )
 
     def plan(self, **overrides: Any) -> AttentionPlan:
         """The plan that would be made for the step, but for what is overridden."""
@@ -161,8 +162,8 @@ class Step:
             "kv_bytes": self.key_cache.itemsize,
             "query_bytes": self.query.itemsize,
             "num_sms": 1,
-            "sliding_window": self.case.window,
-            "soft_cap": self.case.soft_cap,
+            "window": self.case.window,
+            "cap": self.case.cap,
         }
         return plan_attention(**{**bounds, **overrides})
 
@@ -176,10 +177,7 @@ class Step:
             self.key_cache,
             self.value_cache,
             self.batch,
-            scale=self.scale,
-            sliding_window=self.case.window,
-            soft_cap=self.case.soft_cap,
-            alibi_slopes=self.alibi_slopes,
+            self.options(),
             key_scale=self.key_scale,
             value_scale=self.value_scale,
             plan=plan,
@@ -197,10 +195,7 @@ class Step:
             self.batch.query_start.cpu(),
             self.batch.seq_lens.cpu(),
             self.clean_tables,
-            self.scale,
-            self.case.window,
-            self.case.soft_cap,
-            None if self.alibi_slopes is None else self.alibi_slopes.cpu(),
+            self.options(torch.device("cpu")),
             None if tree is None else tree.masks.cpu(),
             None if tree is None else tree.positions.cpu(),
         )

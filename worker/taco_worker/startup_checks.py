@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from taco_kernels.kv_entry import elements_per_token
 from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
@@ -71,7 +72,8 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
     embeddings = 0 if model.decoder.tied_embeddings else _embedding_elements(model.decoder)
     weights = (num_parameters(model.decoder) - embeddings) * matrix_bytes
     kv_bytes = _KV_DTYPE_BYTES.get(config.kv_cache_dtype, dtype_bytes)
-    blocks = (config.num_blocks or 0) * _kv_elements(model.decoder, config.block_size) * kv_bytes
+    kv_elements = elements_per_token(model.decoder.kv_entries) * config.block_size
+    blocks = (config.num_blocks or 0) * kv_elements * kv_bytes
     available = available_cpu_memory()
     if count * (weights + blocks) > available:
         workers = "" if count == 1 else f" of each of {count} workers"
@@ -93,10 +95,6 @@ def num_parameters(config: DecoderConfig) -> int:
 
 def _embedding_elements(config: DecoderConfig) -> int:
     return config.vocab_size * config.embedding_size
-
-
-def _kv_elements(config: DecoderConfig, block_size: int) -> int:
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size
 
 
 def _cpu_dtype(wanted: WantedModel, model: ModelConfig) -> str:

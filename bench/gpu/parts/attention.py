@@ -26,6 +26,7 @@ from bench.gpu.parts.attention_inputs import (
 )
 from bench.gpu.parts.attention_peers import PEERS
 from bench.gpu.parts.machine import Ceilings, load_ceilings
+from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.triton.attention import paged_attention
 
 _TINY = Heads(4, 2, 64)
@@ -132,7 +133,7 @@ def paged_calls(inputs: PagedInputs, **options: Any) -> Sequence[Call]:
         keys, values = inputs.caches(index)
         return lambda: paged_attention(
             *(inputs.queries[index], keys, values, inputs.batch),
-            scale=inputs.scale,
+            AttentionOptions(inputs.scale),
             out=inputs.out,
             **options,
         )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.attention import PagedKV, SlotCopies
+from taco_kernels.cpu.kv_cache import PagedKV, SlotCopies
 from taco_kernels.cpu.matmul import ACTIVATIONS, PackedMatrix
 from taco_kernels.cpu.structs import Batch, KVCache, KVCopies, Matrix
 from taco_kernels.library import CpuKernels

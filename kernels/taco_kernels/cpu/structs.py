@@ -52,15 +52,25 @@ class Product(Structure):
     )
 
 
+class KVEntry(Structure):
+    _fields_ = (
+        ("num_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("offset", c_int64),
+        ("is_latent", c_bool),
+    )
+
+
 class KVCache(Structure):
     _fields_ = (
         ("type", c_int32),
         ("data", c_void_p),
         ("num_blocks", c_int64),
         ("block_size", c_int64),
-        ("num_layers", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
+        ("block_bytes", c_int64),
+        ("num_entries", c_int64),
+        ("entries", c_void_p),
     )
 
 
@@ -86,8 +96,9 @@ class KVCopies(Structure):
 class KeyValueRows(Structure):
     _fields_ = (
         ("keys", c_void_p),
+        ("key_stride", c_int64),
         ("values", c_void_p),
-        ("stride", c_int64),
+        ("value_stride", c_int64),
     )
 
 
@@ -95,12 +106,12 @@ class Attention(Structure):
     _fields_ = (
         ("cache", KVCache),
         ("batch", Batch),
-        ("layer", c_int64),
+        ("entry", c_int64),
         ("num_heads", c_int64),
         ("scale", c_float),
-        ("sliding_window", c_int64),
-        ("soft_cap", c_float),
-        ("alibi_slopes", c_void_p),
+        ("window", c_int64),
+        ("cap", c_float),
+        ("alibi", c_void_p),
         ("queries", c_void_p),
         ("query_stride", c_int64),
         ("out", c_void_p),

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.triton.attention_kernel import attention_kernel
 from taco_kernels.triton.attention_plan import AttentionPass, AttentionPlan, plan_attention
 from taco_kernels.triton.attention_reduce import reduce_splits_kernel
@@ -63,11 +64,8 @@ def paged_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     batch: AttentionBatch,
+    options: AttentionOptions,
     *,
-    scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     plan: AttentionPlan | None = None,
@@ -85,11 +83,7 @@ def paged_attention(
             projection are fine.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], equal strides, the
             last one 1; in the query's dtype or float8_e4m3fn. Block sizes 8, 16, 32.
-        scale: positive factor on query-key products.
-        sliding_window: number of tokens that a token sees, including itself. Blocks wholly before
-            it are not read.
-        soft_cap: scores become soft_cap * tanh(score / soft_cap).
-        alibi_slopes: float32 [num_heads] (Press et al. 2021, "Train Short, Test Long").
+        options: blocks wholly before a window are not read.
         key_scale, value_scale: factors on stored keys and values.
         plan: from `plan_attention`, with bounds that cover the batch; None makes one.
         workspace: float32, `plan.workspace_size` numbers or more; None allocates them.
@@ -101,16 +95,13 @@ def paged_attention(
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     _check_tensors(query, key_cache, value_cache, out)
-    _check_batch(batch, query, alibi_slopes)
-    if scale <= 0 or (soft_cap is not None and soft_cap <= 0):
-        raise ValueError(f"scale and soft_cap must be positive, not {scale} and {soft_cap}")
-    if sliding_window is not None and sliding_window < 1:
-        raise ValueError(f"sliding_window must be at least 1, not {sliding_window}")
+    _check_batch(batch, query)
+    options.check_heads(query.shape[1])
     num_tokens, num_heads, head_dim = query.shape
     if num_tokens == 0 or batch.num_seqs == 0:
         return out
     if plan is None:
-        plan = plan_batch(query, key_cache, batch, sliding_window, soft_cap)
+        plan = plan_batch(query, key_cache, batch, options)
     if num_tokens > plan.num_tokens or batch.num_seqs > plan.num_seqs:
         raise ValueError(
             f"{num_tokens} tokens of {batch.num_seqs} sequences do not fit a plan for "
@@ -125,7 +116,7 @@ def paged_attention(
         )
 
     # Scores are exponents of two. A cap's tanh(x) is 1 - 2 / (1 + 2 ** (2 * log2(e) * x)).
-    score_factor = scale * key_scale * _LOG2_E
+    score_factor, soft_cap = options.scale * key_scale * _LOG2_E, options.cap
     if soft_cap is not None:
         score_factor *= 2 / soft_cap
         soft_cap *= _LOG2_E
@@ -148,13 +139,13 @@ def paged_attention(
             batch.block_tables,
             None if batch.tree is None else batch.tree.masks.view(torch.int32),
             None if batch.tree is None else batch.tree.positions,
-            alibi_slopes,
+            options.alibi,
             batch.num_seqs,
             part.min_query_len,
             part.max_query_len,
             score_factor,
             soft_cap,
-            sliding_window,
+            options.window,
             value_scale,
             *query.stride()[:2],
             *key_cache.stride()[:3],
@@ -196,13 +187,9 @@ def paged_attention(
 
 
 def plan_batch(
-    query: Tensor,
-    key_cache: Tensor,
-    batch: AttentionBatch,
-    sliding_window: int | None,
-    soft_cap: float | None = None,
+    query: Tensor, key_cache: Tensor, batch: AttentionBatch, options: AttentionOptions
 ) -> AttentionPlan:
-    """The plan that `paged_attention` makes for this batch; all layers of a step can share it."""
+    """The plan that `paged_attention` makes for this batch; layers of one shape can share it."""
     num_tokens, num_heads, head_dim = query.shape
     return plan_attention(
         num_tokens=num_tokens,
@@ -215,8 +202,8 @@ def plan_batch(
         kv_bytes=key_cache.itemsize,
         query_bytes=query.itemsize,
         num_sms=_num_sms(query.device),
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
+        window=options.window,
+        cap=options.cap,
     )
 
 
@@ -264,7 +251,7 @@ def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, out: T
         raise ValueError("the numbers of a head must be adjacent")
 
 
-def _check_batch(batch: AttentionBatch, query: Tensor, alibi_slopes: Tensor | None) -> None:
+def _check_batch(batch: AttentionBatch, query: Tensor) -> None:
     expected = [
         ("query_start", batch.query_start, torch.int32, batch.num_seqs + 1),
         ("seq_lens", batch.seq_lens, torch.int32, batch.num_seqs),
@@ -274,8 +261,6 @@ def _check_batch(batch: AttentionBatch, query: Tensor, alibi_slopes: Tensor | No
             ("masks", batch.tree.masks, torch.int64, query.shape[0]),
             ("positions", batch.tree.positions, torch.int32, query.shape[0]),
         ]
-    if alibi_slopes is not None:
-        expected.append(("alibi_slopes", alibi_slopes, torch.float32, query.shape[1]))
     for name, column, dtype, length in expected:
         if column.dtype != dtype or column.shape != (length,) or not column.is_contiguous():
             raise ValueError(

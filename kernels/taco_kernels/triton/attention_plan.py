@@ -149,8 +149,8 @@ def plan_attention(
     kv_bytes: int,
     query_bytes: int,
     num_sms: int,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
+    window: int | None = None,
+    cap: float | None = None,
     few_rows: Tiling | None = None,
     many_rows: Tiling | None = None,
     num_splits: int | None = None,
@@ -161,13 +161,13 @@ def plan_attention(
         num_tokens, num_seqs, max_query_len, max_seq_len: upper bounds.
         kv_bytes, query_bytes: bytes of one number in the cache and in the query.
         num_sms: multiprocessors of the device.
-        sliding_window, soft_cap: as `paged_attention` takes them.
+        window, cap: as in AttentionOptions.
         few_rows, many_rows, num_splits: override the choice, for measurements; a tiling's
             block_m is raised to the required rows.
     """
     group = num_heads // num_kv_heads
-    if sliding_window is not None:
-        max_seq_len = min(max_seq_len, sliding_window + max_query_len)
+    if window is not None:
+        max_seq_len = min(max_seq_len, window + max_query_len)
 
     def few(min_query_len: int, max_query_len: int) -> AttentionPass:
         rows = max_query_len * group
@@ -185,7 +185,7 @@ def plan_attention(
         )
 
     def many(min_query_len: int) -> AttentionPass:
-        is_plain = sliding_window is None and soft_cap is None
+        is_plain = window is None and cap is None
         tiling = many_rows or many_rows_tiling(group, head_dim, kv_bytes, query_bytes, is_plain)
         tiling = replace(tiling, block_m=max(tiling.block_m, triton.next_power_of_2(group)))
         tokens_per_tile = tiling.block_m // group

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
-from taco_kernels.cpu.attention import PagedBatch, PagedKV, paged_attention, write_kv
+from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.cpu.attention import paged_attention
+from taco_kernels.cpu.kv_cache import PagedBatch, PagedKV, write_kv
+from taco_kernels.kv_entry import KVEntry
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference.attention import paged_attention as reference
 
@@ -27,8 +30,8 @@ class Model:
     group: int = 1
     head_dim: int = 16
     block_size: int = 16
-    sliding_window: int | None = None
-    soft_cap: float | None = None
+    window: int | None = None
+    cap: float | None = None
     has_alibi: bool = False
 
     @property
@@ -36,11 +39,17 @@ class Model:
         return self.num_kv_heads * self.group
 
     @property
-    def scale(self) -> float:
-        return self.head_dim**-0.5
+    def entry(self) -> KVEntry:
+        return KVEntry(self.num_kv_heads, self.head_dim, self.head_dim)
 
-    def alibi_slopes(self) -> Tensor | None:
-        return 0.5 ** torch.arange(1.0, self.num_heads + 1) if self.has_alibi else None
+    def options(self) -> AttentionOptions:
+        slopes = 0.5 ** torch.arange(1.0, self.num_heads + 1)
+        return AttentionOptions(
+            self.head_dim**-0.5,
+            window=self.window,
+            cap=self.cap,
+            alibi=slopes if self.has_alibi else None,
+        )
 
 
 def numbers(shape: tuple[int, ...], seed: int) -> Tensor:
@@ -77,9 +86,7 @@ class Engine:
             sum(needed) + 1,
             model.dtype,
             model.block_size,
-            num_layers=LAYER + 1,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
+            [model.entry] * (LAYER + 1),
         )
         self.cache.memory.fill_(0xFF)
         order = torch.randperm(sum(needed) + 1, generator=torch.Generator().manual_seed(seed))
@@ -110,15 +117,7 @@ class Engine:
         """Attention of the last step's tokens."""
         self.queries = queries
         return paged_attention(
-            self.kernels,
-            queries,
-            self.cache,
-            self.batch,
-            LAYER,
-            self.model.scale,
-            sliding_window=self.model.sliding_window,
-            soft_cap=self.model.soft_cap,
-            alibi_slopes=self.model.alibi_slopes(),
+            self.kernels, queries, self.cache, self.batch, LAYER, self.model.options()
         )
 
     def expected(self, *, of_sizes: bool = False) -> Tensor:
@@ -140,10 +139,7 @@ class Engine:
             self.batch.query_start_loc,
             self.batch.seq_lens,
             self.batch.block_tables,
-            model.scale,
-            model.sliding_window,
-            model.soft_cap,
-            model.alibi_slopes(),
+            model.options(),
         )
 
     @property
@@ -164,11 +160,11 @@ def assert_near_reference(engine: Engine, out: Tensor) -> None:
     [
         (Model(group=7, head_dim=64), (300, 17, 0, 599), (1, 5, 1, 1)),
         (Model(group=4, head_dim=128, block_size=32), (0, 500), (40, 3)),
-        (Model(group=3, head_dim=80, sliding_window=40), (260, 0), (40, 70)),
-        (Model(head_dim=20, block_size=32, soft_cap=3.0, has_alibi=True), (260, 0), (40, 70)),
+        (Model(group=3, head_dim=80, window=40), (260, 0), (40, 70)),
+        (Model(head_dim=20, block_size=32, cap=3.0, has_alibi=True), (260, 0), (40, 70)),
         (Model(num_kv_heads=1, group=71, head_dim=16), (10,), (3,)),
-        (Model(group=2, sliding_window=1), (299, 0), (1, 20)),
-        (Model(group=8, head_dim=48, sliding_window=300), (690, 0), (2, 1)),
+        (Model(group=2, window=1), (299, 0), (1, 20)),
+        (Model(group=8, head_dim=48, window=300), (690, 0), (2, 1)),
     ],
 )
 def test_attention(
@@ -200,8 +196,8 @@ def test_attention(
         group=st.integers(1, 8),
         head_dim=st.integers(1, 128),
         block_size=st.sampled_from((16, 32, 48)),
-        sliding_window=st.none() | st.integers(1, 600),
-        soft_cap=st.none() | st.floats(0.5, 50),
+        window=st.none() | st.integers(1, 600),
+        cap=st.none() | st.floats(0.5, 50),
         has_alibi=st.booleans(),
     ),
     shape=st.lists(
@@ -230,8 +226,8 @@ def in_chunks(engine: Engine, index: int, bounds: list[int]) -> Tensor:
     "model",
     [
         Model(group=3, head_dim=16),
-        Model(group=7, head_dim=20, block_size=32, sliding_window=90),
-        Model(group=1, head_dim=48, soft_cap=5.0, has_alibi=True),
+        Model(group=7, head_dim=20, block_size=32, window=90),
+        Model(group=1, head_dim=48, cap=5.0, has_alibi=True),
     ],
 )
 def test_bits_depend_on_the_sequence_alone(
@@ -315,16 +311,17 @@ def test_bad_input() -> None:
     engine = Engine(kernels, [Sequence(Model(torch.float32), 4, 0)])
     engine.step({0: 4})
     cache, batch, queries = engine.cache, engine.batch, engine.queries
+    plain = AttentionOptions(1.0)
     with pytest.raises(ValueError, match="block_size must be a multiple of 16, not 8"):
-        PagedKV.allocate(1, torch.float32, 8, 1, 1, 16)
+        PagedKV.allocate(1, torch.float32, 8, [KVEntry(1, 16, 16)])
     with pytest.raises(ValueError, match=r"float32, bfloat16 or int8, not torch\.float16"):
-        PagedKV.allocate(1, torch.float16, 16, 1, 1, 16)
+        PagedKV.allocate(1, torch.float16, 16, [KVEntry(1, 16, 16)])
     with pytest.raises(ValueError, match="3 heads are no multiple of 2 KV heads"):
-        paged_attention(kernels, torch.zeros(4, 3, 16), cache, batch, 0, 1.0)
+        paged_attention(kernels, torch.zeros(4, 3, 16), cache, batch, 0, plain)
     with pytest.raises(ValueError, match=r"query must be torch\.float32"):
-        paged_attention(kernels, queries.double(), cache, batch, 0, 1.0)
-    with pytest.raises(ValueError, match="layer must be 0 to 1, not 2"):
-        paged_attention(kernels, queries, cache, batch, 2, 1.0)
+        paged_attention(kernels, queries.double(), cache, batch, 0, plain)
+    with pytest.raises(ValueError, match="entry must be 0 to 1, not 2"):
+        paged_attention(kernels, queries, cache, batch, 2, plain)
     with pytest.raises(ValueError, match="contiguous"):
         write_kv(kernels, cache, batch, 0, queries.mT.contiguous().mT, queries)
     with pytest.raises(ValueError, match="1 seq_lens go with 2 query_start_loc"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support.attention_step import DTYPES, Case, Step
 from support.triton_interpreter import DEVICE
+from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention
 from taco_kernels.triton.attention_plan import Tiling
 
@@ -42,9 +43,9 @@ def test_heads(heads: tuple[int, int], head_dim: int) -> None:
         {"window": 11},
         {"window": 50},
         {"window": 1000},
-        {"soft_cap": 2.0},
+        {"cap": 2.0},
         {"has_alibi": True},
-        {"window": 20, "soft_cap": 5.0, "has_alibi": True},
+        {"window": 20, "cap": 5.0, "has_alibi": True},
     ],
     ids=str,
 )
@@ -87,9 +88,7 @@ def _random_tree(num_tokens: int, seed: int) -> tuple[int, ...]:
     return tuple(draw.randrange(-1, token) for token in range(num_tokens))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"window": 6}, {"has_alibi": True, "soft_cap": 3.0}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"window": 6}, {"has_alibi": True, "cap": 3.0}], ids=str)
 def test_trees(options: dict) -> None:
     """Trees of drafts beside decodes and a chunk that no mask is wide enough for."""
     lens = ((37, 9), (20, 1), (3, 40), (5, 70))
@@ -186,7 +185,7 @@ def _attend(batch: AttentionBatch, **changes: object) -> None:
         "query": torch.zeros(3, 4, 64, device=DEVICE),
         "key_cache": torch.zeros(2, 16, 2, 64, device=DEVICE),
         "value_cache": torch.zeros(2, 16, 2, 64, device=DEVICE),
-        "scale": 1.0,
+        "options": AttentionOptions(1.0),
     }
     paged_attention(batch=batch, **{**inputs, **changes})
 
@@ -212,12 +211,9 @@ def test_bad_input() -> None:
         _attend(batch, query=torch.zeros(3, 64, 4, device=DEVICE).mT)
     with pytest.raises(ValueError, match="out must be"):
         _attend(batch, out=torch.zeros(3, 4, 32, device=DEVICE))
-    with pytest.raises(ValueError, match="must be positive"):
-        _attend(batch, scale=0.0)
-    with pytest.raises(ValueError, match="at least 1, not 0"):
-        _attend(batch, sliding_window=0)
-    with pytest.raises(ValueError, match=r"alibi_slopes must be contiguous torch\.float32 \[4\]"):
-        _attend(batch, alibi_slopes=torch.zeros(2, device=DEVICE))
+    slopes = torch.zeros(2, device=DEVICE)
+    with pytest.raises(ValueError, match=r"alibi must be contiguous float32 \[4\]"):
+        _attend(batch, options=AttentionOptions(1.0, alibi=slopes))
     with pytest.raises(ValueError, match=r"seq_lens must be contiguous torch\.int32 \[1\]"):
         _attend(replace(batch, seq_lens=batch.seq_lens.long()))
     with pytest.raises(ValueError, match=r"block_tables must be torch\.int32 \[1, max_blocks\]"):

@@ -50,7 +50,7 @@ def test_large_batches_and_short_contexts_are_not_split() -> None:
 
 
 def test_a_window_bounds_what_is_split() -> None:
-    assert plan(1, 1, 1, 131072, sliding_window=256).passes[0].num_splits <= 2
+    assert plan(1, 1, 1, 131072, window=256).passes[0].num_splits <= 2
     assert plan(1, 1, 1, 131072).passes[0].num_splits > 2
     assert plan(1, 1, 1, 131072, num_kv_heads=1).passes[0].num_splits == MAX_SPLITS
 

@@ -13,6 +13,7 @@ _ATTENTION, _REDUCE, _WRITE = "attention_kernel", "reduce_splits_kernel", "_writ
 
 _DEFINITIONS = """
 import torch
+from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention
 from taco_kernels.triton.attention_plan import plan_attention
 from taco_kernels.triton.kv_write import write_kv
@@ -37,6 +38,7 @@ def attend(num_seqs, query_len, seq_len, kv_dtype=BF16, head_dim=128, tree=False
         seq_len,
         TreeRows(rows, rows.int()) if tree else None,
     )
+    layer = AttentionOptions(0.1, **options)
     plan = plan_attention(
         num_tokens=num_tokens,
         num_seqs=num_seqs,
@@ -48,10 +50,11 @@ def attend(num_seqs, query_len, seq_len, kv_dtype=BF16, head_dim=128, tree=False
         kv_bytes=key_cache.itemsize,
         query_bytes=2,
         num_sms=132,
-        **options,
+        window=layer.window,
+        cap=layer.cap,
     )
     query = fused[:, :32]
-    paged_attention(query, key_cache, value_cache, batch, scale=0.1, plan=plan, **options)
+    paged_attention(query, key_cache, value_cache, batch, layer, plan=plan)
 
 def write(kv_dtype):
     fused = torch.empty(5, 48, 128, dtype=BF16)
@@ -64,12 +67,12 @@ _CALLS = {
     "decode": ("attend(256, 1, 8192)", (_ATTENTION,)),
     "split decode": ("attend(1, 1, 32768)", (_ATTENTION, _REDUCE)),
     "fp8 decode": ("attend(256, 1, 8192, FP8)", (_ATTENTION,)),
-    "window decode": ("attend(256, 1, 8192, sliding_window=4096)", (_ATTENTION,)),
+    "window decode": ("attend(256, 1, 8192, window=4096)", (_ATTENTION,)),
     "verification": ("attend(256, 8, 8192)", (_ATTENTION,)),
     "tree": ("attend(256, 16, 8192, tree=True)", (_ATTENTION,)),
     "prefill": ("attend(1, 8192, 8192)", (_ATTENTION,)),
-    "window prefill": ("attend(1, 8192, 8192, sliding_window=4096)", (_ATTENTION,)),
-    "capped prefill": ("attend(1, 8192, 8192, soft_cap=50.0)", (_ATTENTION,)),
+    "window prefill": ("attend(1, 8192, 8192, window=4096)", (_ATTENTION,)),
+    "capped prefill": ("attend(1, 8192, 8192, cap=50.0)", (_ATTENTION,)),
     "fp8 prefill": ("attend(1, 8192, 8192, FP8)", (_ATTENTION,)),
     "narrow prefill": ("attend(1, 8192, 8192, head_dim=64)", (_ATTENTION,)),
     "wide decode": ("attend(256, 1, 8192, head_dim=256)", (_ATTENTION,)),

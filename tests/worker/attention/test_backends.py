@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support import triton_interpreter
-from support.attention_batch import LAYER, SCALE, Batch
+from support.attention_batch import LAYER, Batch
 from support.xformers_operators import MaterializedOperators
 from taco_worker.attention.backend import (
     AttentionBackend,
@@ -75,7 +75,7 @@ BATCHES = {
 def test_agrees_with_the_reference(make: Callable[[], AttentionBackend], batch: Batch) -> None:
     torch.manual_seed(0)
     query, cache, metadata = batch.query(DTYPE), batch.cache(DTYPE), batch.metadata()
-    actual = make().attend(query, cache, LAYER, metadata, SCALE, batch.window)
+    actual = make().attend(query, cache, LAYER, metadata, batch.options())
     expected = batch.reference(query, cache, metadata)
     torch.testing.assert_close(actual, expected, **CLOSE)
 
@@ -88,7 +88,7 @@ def test_query_may_be_a_view_of_a_fused_projection(make: Callable[[], AttentionB
     cache, metadata = batch.cache(DTYPE), batch.metadata()
     fused = torch.full((5, 8, 8), torch.nan, dtype=DTYPE)
     fused[:, :4] = batch.query(DTYPE)
-    actual = make().attend(fused[:, :4], cache, LAYER, metadata, SCALE, None)
+    actual = make().attend(fused[:, :4], cache, LAYER, metadata, batch.options())
     expected = batch.reference(fused[:, :4].contiguous(), cache, metadata)
     torch.testing.assert_close(actual, expected, **CLOSE)
 
@@ -103,8 +103,9 @@ def test_layers_with_different_windows_share_metadata(
     query, cache, metadata = batch.query(DTYPE), batch.cache(DTYPE), batch.metadata()
     backend = make()
     for window in (None, 6, None, 17):
-        actual = backend.attend(query, cache, LAYER, metadata, SCALE, window)
-        expected = replace(batch, window=window).reference(query, cache, metadata)
+        layer = replace(batch, window=window)
+        actual = backend.attend(query, cache, LAYER, metadata, layer.options())
+        expected = layer.reference(query, cache, metadata)
         torch.testing.assert_close(actual, expected, **CLOSE)
 
 
@@ -115,7 +116,7 @@ def test_each_step_gets_a_new_plan(make: Callable[[], AttentionBackend]) -> None
     backend = make()
     for batch in (Batch([(40, 1), (10, 3)]), Batch([(10, 3), (7, 1), (40, 1)])):
         query, cache, metadata = batch.query(DTYPE), batch.cache(DTYPE), batch.metadata()
-        actual = backend.attend(query, cache, LAYER, metadata, SCALE, None)
+        actual = backend.attend(query, cache, LAYER, metadata, batch.options())
         expected = batch.reference(query, cache, metadata)
         torch.testing.assert_close(actual, expected, **CLOSE)
 
@@ -129,7 +130,7 @@ def test_fp8_cache_is_read(name: str) -> None:
     narrow, wide = batch.cache(torch.float8_e4m3fn), batch.empty_cache(DTYPE)
     for stored, read in ((narrow.key, wide.key), (narrow.value, wide.value)):
         read(LAYER).copy_(stored(LAYER))
-    actual = BACKENDS[name]().attend(query, narrow, LAYER, metadata, SCALE, None)
+    actual = BACKENDS[name]().attend(query, narrow, LAYER, metadata, batch.options())
     expected = batch.reference(query, wide, metadata)
     torch.testing.assert_close(actual, expected, **CLOSE)
 

@@ -37,7 +37,7 @@ def batches(draw: st.DrawFn) -> Batch:
 def test_agrees_with_the_reference(batch: Batch) -> None:
     torch.manual_seed(batch.seed)
     query, cache, metadata = batch.query(), batch.cache(), batch.metadata()
-    actual = TorchAttention().attend(query, cache, LAYER, metadata, SCALE, batch.window)
+    actual = TorchAttention().attend(query, cache, LAYER, metadata, batch.options())
     expected = batch.reference(query, cache, metadata)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
@@ -47,11 +47,11 @@ def test_agrees_with_the_reference(batch: Batch) -> None:
 def test_results_do_not_depend_on_neighbours(batch: Batch) -> None:
     torch.manual_seed(batch.seed)
     query, cache, metadata = batch.query(), batch.cache(), batch.metadata()
-    together = TorchAttention().attend(query, cache, LAYER, metadata, SCALE, batch.window)
+    together = TorchAttention().attend(query, cache, LAYER, metadata, batch.options())
     rows, queries = (x.split(metadata.query_lens_host) for x in (together, query))
     for sequence, (own_query, own_rows) in enumerate(zip(queries, rows, strict=True)):
         alone = TorchAttention().attend(
-            own_query, cache, LAYER, batch.alone(sequence), SCALE, batch.window
+            own_query, cache, LAYER, batch.alone(sequence), batch.options()
         )
         assert torch.equal(alone, own_rows)
 
@@ -64,7 +64,7 @@ def test_narrow_dtypes_accumulate_in_float32(dtype: torch.dtype) -> None:
     cache = batch.cache(dtype)
     cache.value(LAYER).add_(1)
     query = (batch.query() * 0.1).to(dtype)
-    actual = TorchAttention().attend(query, cache, LAYER, batch.metadata(), SCALE, None)
+    actual = TorchAttention().attend(query, cache, LAYER, batch.metadata(), batch.options())
     rows = [0, 1, 50, 100]
     wide_query = query.float()
     tables = batch.tables()
@@ -106,6 +106,6 @@ def test_no_operation_waits_for_the_device(window: int | None) -> None:
     batch = Batch([(20, 1), (3, 4), (50, 1)], window=window)
     query, cache, metadata = batch.query(), batch.cache(), batch.metadata()
     with _Operations() as operations:
-        TorchAttention().attend(query, cache, LAYER, metadata, SCALE, window)
+        TorchAttention().attend(query, cache, LAYER, metadata, batch.options())
     assert "index_select" in operations.names
     assert not operations.names & {"_local_scalar_dense", "nonzero", "masked_select", "unique"}

@@ -9,7 +9,7 @@ from xformers.ops.fmha import flash, flash3
 from xformers.ops.fmha.common import Inputs
 
 from support import triton_interpreter
-from support.attention_batch import LAYER, SCALE, Batch
+from support.attention_batch import LAYER, Batch
 from support.xformers_operators import InterpretedOperators, MaterializedOperators
 from taco_worker.attention.xformers_backend import Operator, XformersAttention
 
@@ -38,7 +38,7 @@ def test_split_k_reads_only_the_blocks_of_the_tables(batch: Batch) -> None:
     query = fused[: len(batch.lens), :num_heads]
     query.copy_(batch.query())
     backend = XformersAttention(InterpretedOperators())
-    actual = backend.attend(query, cache, LAYER, metadata, SCALE, batch.window)
+    actual = backend.attend(query, cache, LAYER, metadata, batch.options())
     expected = batch.reference(query.contiguous(), cache, metadata)
     torch.testing.assert_close(actual, expected, atol=2e-3, rtol=2e-3)
 
@@ -48,7 +48,7 @@ def _run_xformers(batch: Batch, *, has_flash3: bool) -> MaterializedOperators:
     operators = MaterializedOperators(lambda operator: has_flash3 or operator is not flash3.FwOp)
     dtype = torch.float16
     XformersAttention(operators).attend(
-        batch.query(dtype), batch.cache(dtype), LAYER, batch.metadata(), SCALE, batch.window
+        batch.query(dtype), batch.cache(dtype), LAYER, batch.metadata(), batch.options()
     )
     return operators
 

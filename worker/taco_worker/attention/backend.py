@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.kv_entry import KVEntry
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
 
@@ -20,31 +22,45 @@ class AttentionBackend(Protocol):
     object, so a back end can compute what depends on the batch alone once per step.
 
     Attributes:
+        name: as `create_attention_backend` takes it.
         supports_trees: whether it applies `AttentionMetadata.tree`.
     """
 
+    name: str
     supports_trees: bool
+
+    def unsupported(self, options: AttentionOptions, entry: KVEntry) -> str | None:
+        """What a layer needs and this back end lacks, for an error; None if it can run it."""
+        ...
 
     def attend(
         self,
         query: Tensor,
         kv_cache: KVCache,
-        layer: int,
+        entry: int,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> Tensor:
         """Causal attention of each token over its own sequence; in a tree, over its ancestors.
 
         Args:
-            query: [num_tokens, num_heads, head_dim].
-            scale: factor on query-key products.
-            sliding_window: the number of tokens that a token sees, itself included; None is all.
+            query: [num_tokens, num_heads, key_dim].
+            entry: index of the cache's entry that holds the layer's keys and values.
 
         Returns:
-            [num_tokens, num_heads, head_dim].
+            [num_tokens, num_heads, value_dim].
         """
         ...
+
+
+def require_support(backend: AttentionBackend, options: AttentionOptions, entry: KVEntry) -> None:
+    """Raise ValueError unless the back end supports a layer's options; call it at load."""
+    lacking = backend.unsupported(options, entry)
+    if lacking is not None:
+        raise ValueError(
+            f"attention back end {backend.name!r} does not support {lacking}, which this model "
+            "needs: use 'triton' on a GPU, or 'torch'"
+        )
 
 
 @dataclass(frozen=True, slots=True)

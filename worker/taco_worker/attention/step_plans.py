@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -15,27 +15,34 @@ Plan = TypeVar("Plan")
 
 
 class StepPlans(Generic[Plan]):
-    """The plans of the current step: one for each sliding window among the layers."""
+    """The plans of the current step: one for each kind of layer."""
 
     def __init__(self) -> None:
         self._metadata: AttentionMetadata | None = None
-        self._plans: dict[int | None, Plan] = {}
+        self._plans: dict[Hashable, Plan] = {}
 
-    def get(
-        self, metadata: AttentionMetadata, sliding_window: int | None, make: Callable[[], Plan]
-    ) -> Plan:
-        """Return the plan for this metadata object and window; the first layer computes it."""
+    def get(self, metadata: AttentionMetadata, kind: Hashable, make: Callable[[], Plan]) -> Plan:
+        """Return the plan for this metadata object and kind of layer; the first computes it."""
         if metadata is not self._metadata:
             self._metadata = metadata
             self._plans = {}
-        if sliding_window not in self._plans:
-            self._plans[sliding_window] = make()
-        return self._plans[sliding_window]
+        if kind not in self._plans:
+            self._plans[kind] = make()
+        return self._plans[kind]
 
 
-def first_seen(position: int, sliding_window: int | None) -> int:
+def first_seen(position: int, window: int | None) -> int:
     """The first position that a token can see."""
-    return 0 if sliding_window is None else max(0, position - sliding_window + 1)
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def query_positions(metadata: AttentionMetadata) -> Tensor:
+    """The position of each query token, integers [num_tokens]; a tree's are depths."""
+    if metadata.tree is not None:
+        return metadata.tree.positions
+    lens = zip(metadata.query_lens_host, metadata.seq_lens_host, strict=True)
+    positions = [np.arange(seq_len - query_len, seq_len) for query_len, seq_len in lens]
+    return upload_indices(np.concatenate([*positions, []]), metadata.block_tables.device)
 
 
 def upload_indices(indices: np.ndarray, device: torch.device) -> Tensor:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.kv_entry import KVEntry
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention, plan_batch
 from taco_kernels.triton.attention_plan import AttentionPlan
 from taco_worker.attention.kv_cache import KVCache
@@ -26,37 +28,38 @@ class TritonAttention:
     the same metadata object as its warm-up and must not use tensors that the warm-up allocated.
     """
 
+    name = "triton"
     supports_trees = True
 
     def __init__(self) -> None:
         self._steps: StepPlans[_Step] = StepPlans()
 
+    def unsupported(self, options: AttentionOptions, entry: KVEntry) -> str | None:
+        lacking = (
+            ("attention sinks", options.sinks is not None),
+            ("log-n scaling", options.log_n is not None),
+            ("block-sparse attention", options.block_sparse is not None),
+            ("a latent KV cache", entry.latent),
+            ("keys and values of different sizes", entry.key_dim != entry.value_dim),
+        )
+        return next((name for name, is_needed in lacking if is_needed), None)
+
     def attend(
         self,
         query: Tensor,
         kv_cache: KVCache,
-        layer: int,
+        entry: int,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> Tensor:
-        keys, values = kv_cache.key(layer), kv_cache.value(layer)
-        step = self._steps.get(
-            metadata, sliding_window, lambda: _plan(query, keys, metadata, sliding_window)
-        )
-        return paged_attention(
-            query,
-            keys,
-            values,
-            step.batch,
-            scale=scale,
-            sliding_window=sliding_window,
-            plan=step.plan,
-        )
+        keys, values = kv_cache.key(entry), kv_cache.value(entry)
+        kind = (options.window, options.cap is None, query.shape[1], kv_cache.entries[entry])
+        step = self._steps.get(metadata, kind, lambda: _plan(query, keys, metadata, options))
+        return paged_attention(query, keys, values, step.batch, options, plan=step.plan)
 
 
 def _plan(
-    query: Tensor, keys: Tensor, metadata: AttentionMetadata, sliding_window: int | None
+    query: Tensor, keys: Tensor, metadata: AttentionMetadata, options: AttentionOptions
 ) -> _Step:
     batch = AttentionBatch(
         query_start=metadata.query_start_loc,
@@ -69,4 +72,4 @@ def _plan(
         if metadata.tree is None
         else TreeRows(metadata.tree.masks, metadata.tree.positions),
     )
-    return _Step(batch, plan_batch(query, keys, batch, sliding_window))
+    return _Step(batch, plan_batch(query, keys, batch, options))

@@ -14,9 +14,18 @@ from xformers.ops.fmha import attn_bias as biases
 from xformers.ops.fmha import flash3, triton_splitk
 from xformers.ops.fmha.common import AttentionFwOpBase, Inputs
 
+from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.kv_entry import KVEntry
+from taco_worker.attention.explicit_scores import scale_queries
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.attention.step_plans import StepPlans, first_seen, indexable, upload_indices
+from taco_worker.attention.step_plans import (
+    StepPlans,
+    first_seen,
+    indexable,
+    query_positions,
+    upload_indices,
+)
 
 Operator = type[AttentionFwOpBase]
 
@@ -78,28 +87,46 @@ class XformersAttention:
     values are gathered first, one layer at a time.
     """
 
+    name = "xformers"
     supports_trees = False
 
     def __init__(self, operators: Operators | None = None) -> None:
         self._operators = operators or InstalledOperators()
         self._plans: StepPlans[list[_Part]] = StepPlans()
+        self._positions: StepPlans[Tensor] = StepPlans()
+
+    def unsupported(self, options: AttentionOptions, entry: KVEntry) -> str | None:
+        lacking = (
+            ("a cap on scores", options.cap is not None),
+            ("ALiBi", options.alibi is not None),
+            ("attention sinks", options.sinks is not None),
+            ("block-sparse attention", options.block_sparse is not None),
+            ("a latent KV cache", entry.latent),
+            ("keys and values of different sizes", entry.key_dim != entry.value_dim),
+        )
+        return next((name for name, is_needed in lacking if is_needed), None)
 
     def attend(
         self,
         query: Tensor,
         kv_cache: KVCache,
-        layer: int,
+        entry: int,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> Tensor:
-        keys, values = kv_cache.key(layer), kv_cache.value(layer)
+        if options.log_n is not None:
+            positions = self._positions.get(metadata, None, lambda: query_positions(metadata))
+            query = scale_queries(query, positions, options.log_n)
+        keys, values = kv_cache.key(entry), kv_cache.value(entry)
         parts = self._plans.get(
-            metadata, sliding_window, lambda: self._plan(query, keys, metadata, sliding_window)
+            metadata,
+            (options.window, keys.shape),
+            lambda: self._plan(query, keys, metadata, options.window),
         )
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for part in parts:
-            output[part.rows] = self._attend_part(query[part.rows], keys, values, part, scale)
+            rows = query[part.rows]
+            output[part.rows] = self._attend_part(rows, keys, values, part, options.scale)
         return output
 
     def _attend_part(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from taco_worker.attention.backend import AttentionBackend
+from taco_kernels.attention_options import AttentionOptions
+from taco_worker.attention.backend import AttentionBackend, require_support
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.layers.linear import Linear
@@ -29,8 +30,10 @@ class Attention(nn.Module):
         self.backend = backend
         self.ops = ops
         self.head_dim = config.head_dim
-        self.scale = config.attention_scale
-        self.sliding_window = config.sliding_windows[layer]
+        self.options = AttentionOptions(
+            config.attention_scale, window=config.sliding_windows[layer]
+        )
+        require_support(backend, self.options, config.kv_entries[layer])
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.qkv_proj = Linear(
             config.hidden_size,
@@ -67,7 +70,5 @@ class Attention(nn.Module):
             self.ops.rotate_and_write_kv(
                 query, key, value, positions, cos_sin, *cache, metadata.kv_slot_mapping
             )
-        output = self.backend.attend(
-            query, kv_cache, self.layer, metadata, self.scale, self.sliding_window
-        )
+        output = self.backend.attend(query, kv_cache, self.layer, metadata, self.options)
         return self.out_proj(output.flatten(1))

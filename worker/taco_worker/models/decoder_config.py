@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from taco_kernels.kv_entry import KVEntry
 from taco_worker.models.rope import RotaryConfig
 
 
@@ -95,3 +96,8 @@ class DecoderConfig:
             raise ValueError(
                 f"{len(self.sliding_windows)} sliding windows for {self.num_layers} layers"
             )
+
+    @property
+    def kv_entries(self) -> tuple[KVEntry, ...]:
+        """What the KV cache holds: one entry for each layer."""
+        return (KVEntry(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers

@@ -17,8 +17,8 @@ struct Case {
     std::string name;
     int64_t head_dim, num_heads, num_kv_heads, block_size;
     std::vector<Sequence> sequences;
-    int64_t sliding_window = 0;
-    float soft_cap = 0;
+    int64_t window = 0;
+    float cap = 0;
     bool has_alibi = false;
 };
 
@@ -54,13 +54,19 @@ public:
         write(pool, false);
         const Batch batch = make_batch(false);
         Floats out(size_t(num_tokens_ * query_stride()));
-        Attention attention = {cache_,          batch,
-                               LAYER,           case_.num_heads,
-                               float(scale()),  case_.sliding_window,
-                               case_.soft_cap,  case_.has_alibi ? alibi_.data() : nullptr,
-                               queries_.data(), query_stride(),
-                               out.data(),      query_stride(),
-                               false,           nullptr};
+        Attention attention{};
+        attention.cache = cache_;
+        attention.batch = batch;
+        attention.entry = LAYER;
+        attention.num_heads = case_.num_heads;
+        attention.scale = float(scale());
+        attention.window = case_.window;
+        attention.cap = case_.cap;
+        attention.alibi = case_.has_alibi ? alibi_.data() : nullptr;
+        attention.queries = queries_.data();
+        attention.query_stride = query_stride();
+        attention.out = out.data();
+        attention.out_stride = query_stride();
         Bytes workspace(taco_attention_workspace(pool, &attention, 3));
         attention.workspace = workspace.data();
         taco_attend(pool, &attention);
@@ -95,12 +101,24 @@ private:
         }
         const auto num_blocks = int64_t(case_.sequences.size()) * table_stride_;
         for (int64_t i = 0; i < num_blocks; ++i) tables_.push_back(int32_t(num_blocks - 1 - i));
-        cache_ = {type_,         nullptr, num_blocks, case_.block_size, LAYERS, case_.num_kv_heads,
-                  case_.head_dim};
-        cache_bytes_ = Bytes(num_blocks * cache_.block_bytes());
-        cache_.data = static_cast<char*>(cache_bytes_.data());
+        make_cache(num_blocks);
         // As memory that was used before: NaNs wherever the kernels have not written.
-        std::fill_n(cache_.data, num_blocks * cache_.block_bytes(), char(0xff));
+        std::fill_n(cache_.data, num_blocks * cache_.block_bytes, char(0xff));
+    }
+
+    void make_cache(int64_t num_blocks) {
+        const int64_t dim = case_.head_dim, scales = type_ == DType::i8 ? 4 : 0;
+        const int64_t token_bytes = round_up(dim, PANEL) * item_bytes(type_) + scales;
+        const int64_t entry_bytes = 2 * case_.num_kv_heads * case_.block_size * token_bytes;
+        for (int64_t i = 0; i < LAYERS; ++i) {
+            entries_[i] = {case_.num_kv_heads, dim, dim, i * entry_bytes, false};
+        }
+        const int64_t block_bytes = LAYERS * entry_bytes;
+        cache_bytes_ = Bytes(num_blocks * block_bytes);
+        cache_ = {type_,       static_cast<char*>(cache_bytes_.data()),
+                  num_blocks,  case_.block_size,
+                  block_bytes, LAYERS,
+                  entries_};
     }
 
     Batch make_batch(bool earlier) {
@@ -130,7 +148,7 @@ private:
             append(keys, keys_[s]);
             append(values, values_[s]);
         }
-        const KeyValueRows rows = {keys.data(), values.data(), kv_stride()};
+        const KeyValueRows rows = {keys.data(), kv_stride(), values.data(), kv_stride()};
         taco_write_kv(pool, &cache_, &batch, LAYER, &rows);
     }
 
@@ -149,7 +167,7 @@ private:
     void append_row(Doubles& out, size_t s, int64_t head, int64_t position,
                     const float* query) const {
         const int64_t kv_head = head / (case_.num_heads / case_.num_kv_heads);
-        const int64_t window = case_.sliding_window;
+        const int64_t window = case_.window;
         const int64_t first = window ? std::max<int64_t>(0, position - window + 1) : 0;
         Doubles sums(size_t(case_.head_dim), 0.0), scores;
         for (int64_t j = first; j <= position; ++j) {
@@ -157,7 +175,7 @@ private:
             double score = 0;
             for (size_t d = 0; d < key.size(); ++d) score += double(query[d]) * key[d];
             score *= scale();
-            if (case_.soft_cap > 0) score = case_.soft_cap * std::tanh(score / case_.soft_cap);
+            if (case_.cap > 0) score = case_.cap * std::tanh(score / case_.cap);
             if (case_.has_alibi) score += double(alibi_[size_t(head)]) * double(j - position);
             scores.push_back(score);
         }
@@ -178,6 +196,7 @@ private:
     Floats queries_, alibi_;
     int64_t num_tokens_ = 0, table_stride_ = 0;
     std::vector<int32_t> tables_, query_start_, seq_lens_;
+    KVEntry entries_[LAYERS];
     KVCache cache_;
     Bytes cache_bytes_;
 };

@@ -226,9 +226,16 @@ class Run {
 public:
     Run(TacoPool* pool, const Decoder& decoder, const std::vector<int32_t>& tokens)
         : pool_(pool), decoder_(decoder), tokens_(tokens), memory_(0) {
-        cache_ = {DType::f32, nullptr, NUM_BLOCKS, BLOCK, LAYERS, decoder.num_kv_heads, HEAD_DIM};
-        memory_ = Bytes(NUM_BLOCKS * cache_.block_bytes());
-        cache_.data = static_cast<char*>(memory_.data());
+        const int64_t heads = decoder.num_kv_heads;
+        const int64_t entry_bytes = 2 * heads * BLOCK * round_up(HEAD_DIM, PANEL) * 4;
+        for (int64_t i = 0; i < LAYERS; ++i) {
+            entries_[i] = {heads, HEAD_DIM, HEAD_DIM, i * entry_bytes, false};
+        }
+        const int64_t block_bytes = LAYERS * entry_bytes;
+        memory_ = Bytes(NUM_BLOCKS * block_bytes);
+        cache_ = {
+            DType::f32, static_cast<char*>(memory_.data()), NUM_BLOCKS, BLOCK, block_bytes, LAYERS,
+            entries_};
     }
 
     // Hidden states of tokens begin to end; with `last_only`, of the last.
@@ -275,6 +282,7 @@ private:
     TacoPool* pool_;
     const Decoder& decoder_;
     const std::vector<int32_t>& tokens_;
+    KVEntry entries_[LAYERS];
     KVCache cache_;
     Bytes memory_;
 };

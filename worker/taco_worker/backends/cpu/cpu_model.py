@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.attention import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
 from taco_kernels.cpu.decoder import CpuDecoder
+from taco_kernels.cpu.kv_cache import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
 from taco_kernels.library import CpuKernels
 from taco_proto.steps import IntArray
@@ -69,22 +69,16 @@ class CpuModel:
                 f"a block size of {block_size} is not supported on a CPU: it must be a multiple of "
                 f"{PANEL}"
             )
-        config = self.config
-        return block_bytes(
-            self._kv_dtype, block_size, config.num_layers, config.num_kv_heads, config.head_dim
-        )
+        return block_bytes(self._kv_dtype, block_size, self.config.kv_entries)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """As `StepModel`, with spare blocks for tree paths after the requested blocks."""
-        config = self.config
         self._num_blocks = num_blocks
         cache = PagedKV.allocate(
             num_blocks + _num_spares(block_size),
             self._kv_dtype,
             block_size,
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
+            self.config.kv_entries,
         )
         self._decoder = CpuDecoder(self._kernels, self._weights.assemble(max_model_len), cache)
         self._decoder.keep_hidden(self._kept_layers)

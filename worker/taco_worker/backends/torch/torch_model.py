@@ -58,7 +58,7 @@ class TorchModel:
         self.decoder.kept_layers = layers
 
     def kv_block_bytes(self, block_size: int) -> int:
-        return bytes_per_block(self.config, block_size, self._kv_dtype)
+        return bytes_per_block(self.config.kv_entries, block_size, self._kv_dtype)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         self._kv_cache = None  # free the old cache before allocating the new one
@@ -66,11 +66,9 @@ class TorchModel:
             self._graphs.clear()
         self.decoder.prepare_positions(max_model_len)
         self._kv_cache = KVCache(
-            self.config.num_layers,
+            self.config.kv_entries,
             num_blocks,
             block_size,
-            self.config.num_kv_heads,
-            self.config.head_dim,
             self._kv_dtype,
             self.decoder.device,
         )

@@ -5,10 +5,10 @@
 #include "dispatch/kernel_table.h"
 #include "runtime/thread_pool.h"
 
-void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t layer,
+void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t entry,
                    const KeyValueRows* rows) {
     pool->threads.run(
-        [&](Thread& thread) { pool->kernels.write_kv(thread, *cache, *batch, layer, *rows); });
+        [&](Thread& thread) { pool->kernels.write_kv(thread, *cache, *batch, entry, *rows); });
 }
 
 void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies) {

@@ -48,9 +48,9 @@ struct Batch;
 struct KVCopies;
 struct KeyValueRows;
 struct Attention;
-TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t layer,
+TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t entry,
                             const KeyValueRows* rows);
-// Copies tokens to the ends of their sequences, in all layers (attention/copy_kv.h).
+// Copies tokens to the ends of their sequences, in all entries (attention/copy_kv.h).
 TACO_API void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies);
 // Bytes that `taco_attend` needs at Attention::workspace.
 TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,

@@ -18,11 +18,11 @@ namespace TACO_ISA {
 class AttentionWorkspace {
 public:
     AttentionWorkspace(const Attention& attention, const AttentionPlan& plan, int num_threads)
-        : cache_(attention.cache), rows_(plan.max_rows()) {
+        : kv_(attention.cache.entry(attention.entry)), rows_(plan.max_rows()) {
         Arena one(nullptr);
-        AttentionScratch(one, cache_, rows_);
+        AttentionScratch(one, kv_, rows_);
         scratch_bytes_ = one.used();
-        record_floats_ = SpanSums::num_floats(rows_, cache_.padded_dim());
+        record_floats_ = SpanSums::num_floats(rows_, kv_.padded_value_dim());
 
         Arena all(attention.workspace);
         threads_ = static_cast<char*>(all.take_bytes(num_threads * scratch_bytes_));
@@ -33,12 +33,12 @@ public:
     int64_t bytes() const { return bytes_; }
     AttentionScratch scratch(int thread) const {
         Arena arena(threads_ + thread * scratch_bytes_);
-        return AttentionScratch(arena, cache_, rows_);
+        return AttentionScratch(arena, kv_, rows_);
     }
     float* record(int64_t index) const { return records_ + index * record_floats_; }
 
 private:
-    const KVCache& cache_;
+    const EntryKV kv_;
     const int64_t rows_;
     int64_t scratch_bytes_, record_floats_, bytes_;
     char* threads_;
@@ -51,22 +51,21 @@ inline int64_t attention_workspace(const Attention& attention, int num_threads) 
 }
 
 template <class Item, class Store>
-inline void write_row(Item* out, const float* values, F32 factor, int64_t head_dim,
-                      Store store_items) {
-    const int64_t whole = head_dim / LANES * LANES;
+inline void write_row(Item* out, const float* values, F32 factor, int64_t dim, Store store_items) {
+    const int64_t whole = dim / LANES * LANES;
     for (int64_t d = 0; d < whole; d += LANES) {
         store_items(out + d, mul(load(values + d), factor));
     }
-    if (whole == head_dim) return;
+    if (whole == dim) return;
     Item tail[LANES];
     store_items(tail, mul(load(values + whole), factor));
-    std::copy_n(tail, head_dim - whole, out + whole);
+    std::copy_n(tail, dim - whole, out + whole);
 }
 
 // Divides a tile's rows by their weights and writes them to the output.
 inline void write_tile(const Attention& attention, const RowTile& tile, const SpanSums& total) {
-    const int64_t dim = attention.cache.head_dim;
-    const int64_t group = attention.num_heads / attention.cache.num_kv_heads;
+    const KVEntry& entry = attention.cache.entries[attention.entry];
+    const int64_t dim = entry.value_dim, group = attention.num_heads / entry.num_heads;
     for (int64_t r = 0; r < total.rows; ++r) {
         const int64_t token = tile.first_token + r / group, head = tile.kv_head * group + r % group;
         const int64_t at = token * attention.out_stride + head * dim;
@@ -99,9 +98,9 @@ inline void attend_item(const Attention& attention, const AttentionItem& item,
 // Merges the spans of a tile that was split into parts.
 inline void merge_parts(const Attention& attention, const AttentionItem& item,
                         const AttentionWorkspace& workspace, const AttentionScratch& scratch) {
-    const int64_t rows =
-        item.tile.num_tokens * (attention.num_heads / attention.cache.num_kv_heads);
-    const int64_t dim = attention.cache.padded_dim();
+    const EntryKV kv = attention.cache.entry(attention.entry);
+    const int64_t rows = item.tile.num_tokens * (attention.num_heads / kv.num_heads);
+    const int64_t dim = kv.padded_value_dim();
     SpanSums total(scratch.total, rows, dim);
     total.clear();
     for (int64_t s = 0; s < item.spans.count(); ++s) {

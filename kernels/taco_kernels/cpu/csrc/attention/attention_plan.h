@@ -65,7 +65,7 @@ public:
     }
 
     int64_t group() const { return attention_.num_heads / num_kv_heads(); }
-    int64_t num_kv_heads() const { return attention_.cache.num_kv_heads; }
+    int64_t num_kv_heads() const { return attention_.cache.entries[attention_.entry].num_heads; }
     int64_t max_rows() const { return tokens_per_tile_ * group(); }
     int64_t num_items() const { return num_items_; }
     // Tiles that were split into parts.
@@ -125,7 +125,7 @@ public:
 
 private:
     SpanRange spans_seen(int64_t first_position, int64_t num_tokens) const {
-        const int64_t window = attention_.sliding_window;
+        const int64_t window = attention_.window;
         const int64_t first = window ? std::max<int64_t>(0, first_position - window + 1) : 0;
         return {first / SPAN, ceil_div(first_position + num_tokens, SPAN)};
     }

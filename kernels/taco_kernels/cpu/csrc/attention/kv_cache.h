@@ -3,47 +3,72 @@
 
 #include "runtime/types.h"
 
-// A block holds `block_size` tokens of all layers, contiguously, so that it can be copied to
-// another tier as one piece:
+// A block holds `block_size` tokens of all entries, contiguously, so that it can be copied to
+// another tier as one piece. An entry is the KV of one layer, or of several layers that share it:
 //
-//     block[layer]: keys [kv_head][key panel], values [kv_head][value panel], and for int8
-//                   key scales [kv_head][block_size], value scales [kv_head][block_size], float
-//     key panel   16 tokens: [padded head_dim / g][token 0..15][dim % g]: the layout of a Matrix
-//                 panel with k = head_dim, so that scores are a product with the queries
+//     block[entry]: keys [head][key panel], values [head][value panel], and for int8
+//                   key scales [head][block_size], value scales [head][block_size], float
+//     key panel   16 tokens: [padded key_dim / g][token 0..15][dim % g]: the layout of a Matrix
+//                 panel with k = key_dim, so that scores are a product with the queries
 //     value panel 16 dims: [block_size / g][dim 0..15][token % g]: a Matrix panel with k = tokens
 //
 // with g = 1 for float32 and 2 for bf16 and int8 (int8 is widened to bf16 pairs before use).
-// head_dim is padded to a multiple of 16 with zeros; block_size is a multiple of 16.
+// Dims are padded to a multiple of 16 with zeros; block_size is a multiple of 16. A latent entry
+// stores keys and their scales only: a value is the first value_dim numbers of its key.
 //
 // The first token of a panel of sixteen zeroes the values and scales of the other fifteen when it
-// is written, so that a product with probability 0 never reads stale memory.
+// is written, so that a product with probability 0 never reads stale memory. In a latent entry it
+// zeroes their keys.
+struct KVEntry {
+    int64_t num_heads, key_dim, value_dim;
+    int64_t offset;  // bytes from the beginning of a block
+    bool is_latent;
+};
+
+// One entry in the blocks of a cache.
+struct EntryKV {
+    DType type;
+    char* data;  // in block 0
+    int64_t block_bytes, block_size, num_heads, key_dim, value_dim;
+    bool is_latent;
+
+    int64_t padded_key_dim() const { return round_up(key_dim, PANEL); }
+    int64_t padded_value_dim() const { return round_up(value_dim, PANEL); }
+    int64_t group() const { return type == DType::f32 ? 1 : 2; }
+    bool is_scaled() const { return type == DType::i8; }
+
+    char* keys(int64_t block, int64_t head) const {
+        return data + block * block_bytes + head * key_bytes();
+    }
+    // Not of a latent entry.
+    char* values(int64_t block, int64_t head) const {
+        return keys(block, num_heads) + head * value_bytes();
+    }
+    float* key_scales(int64_t block, int64_t head) const {
+        return reinterpret_cast<float*>(values(block, num_heads)) + head * block_size;
+    }
+    float* value_scales(int64_t block, int64_t head) const {
+        return key_scales(block, is_latent ? head : num_heads + head);
+    }
+
+private:
+    // Bytes of one head of one block.
+    int64_t key_bytes() const { return block_size * padded_key_dim() * item_bytes(type); }
+    int64_t value_bytes() const {
+        return is_latent ? 0 : block_size * padded_value_dim() * item_bytes(type);
+    }
+};
+
 struct KVCache {
     DType type;
     char* data;
-    int64_t num_blocks, block_size, num_layers, num_kv_heads, head_dim;
+    int64_t num_blocks, block_size, block_bytes, num_entries;
+    const KVEntry* entries;  // [num_entries]
 
-    int64_t padded_dim() const { return round_up(head_dim, PANEL); }
-    int64_t group() const { return type == DType::f32 ? 1 : 2; }
-    // Bytes of the keys (or values) of one head of one layer of one block.
-    int64_t head_bytes() const { return block_size * padded_dim() * item_bytes(type); }
-    int64_t scale_bytes() const {
-        return type == DType::i8 ? num_kv_heads * block_size * int64_t(sizeof(float)) : 0;
-    }
-    int64_t layer_bytes() const { return 2 * num_kv_heads * head_bytes() + 2 * scale_bytes(); }
-    int64_t block_bytes() const { return num_layers * layer_bytes(); }
-
-    char* keys(int64_t block, int64_t layer, int64_t head) const {
-        return data + block * block_bytes() + layer * layer_bytes() + head * head_bytes();
-    }
-    char* values(int64_t block, int64_t layer, int64_t head) const {
-        return keys(block, layer, num_kv_heads + head);
-    }
-    float* key_scales(int64_t block, int64_t layer, int64_t head) const {
-        char* scales = keys(block, layer, 2 * num_kv_heads);
-        return reinterpret_cast<float*>(scales) + head * block_size;
-    }
-    float* value_scales(int64_t block, int64_t layer, int64_t head) const {
-        return key_scales(block, layer, num_kv_heads + head);
+    EntryKV entry(int64_t index) const {
+        const KVEntry& entry = entries[index];
+        return {type,          data + entry.offset, block_bytes,    block_size, entry.num_heads,
+                entry.key_dim, entry.value_dim,     entry.is_latent};
     }
 };
 
@@ -64,20 +89,20 @@ struct KVCopies {
     const int64_t* targets;  // [count]
 };
 
-// Attention of a step's queries over one layer of the cache, which already holds the step's own
+// Attention of a step's queries over one entry of the cache, which already holds the step's own
 // keys and values.
 struct Attention {
     KVCache cache;
     Batch batch;
-    int64_t layer;
+    int64_t entry;
     int64_t num_heads;
-    float scale;                // factor on query-key products
-    int64_t sliding_window;     // tokens that a token sees, itself included; 0 is all
-    float soft_cap;             // scores become cap * tanh(score / cap); 0: no cap
-    const float* alibi_slopes;  // [num_heads], or null
-    const float* queries;       // [num_tokens, query_stride]: head after head
+    float scale;           // factor on query-key products
+    int64_t window;        // tokens that a token sees, itself included; 0 is all
+    float cap;             // scores become cap * tanh(score / cap); 0: no cap
+    const float* alibi;    // [num_heads], slopes, or null
+    const float* queries;  // [num_tokens, query_stride]: heads of key_dim numbers
     int64_t query_stride;
-    void* out;  // [num_tokens, out_stride]
+    void* out;  // [num_tokens, out_stride]: heads of value_dim numbers
     int64_t out_stride;
     bool out_is_operand;  // out holds Bf16Operands, else floats
     void* workspace;      // `attention_workspace` bytes, aligned to 64, shared by the threads

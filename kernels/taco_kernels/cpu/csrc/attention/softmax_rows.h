@@ -23,22 +23,22 @@ struct SoftmaxRow {
     Range seen;          // tokens of the span
     Range panels;        // panels to write weights for: 0 for unseen tokens
     int64_t last_token;  // the row's own token, counted from the span's first
-    float alibi_slope;
-    float* best;  // the row's two sums in SpanSums
+    float slope;         // ALiBi
+    float* best;         // the row's two sums in SpanSums
     float* weight;
 };
 
 // Scores of sixteen tokens from their products with the query: scaled, soft-capped, with the ALiBi
 // bias.
 inline F32 finish_scores(F32 products, const Attention& attention, const float* key_scales,
-                         F32 distances, float alibi_slope) {
+                         F32 distances, float slope) {
     F32 scores = mul(products, set1(attention.scale));
     if (key_scales) scores = mul(scores, load(key_scales));
-    if (attention.soft_cap > 0) {
-        const F32 cap = set1(attention.soft_cap);
+    if (attention.cap > 0) {
+        const F32 cap = set1(attention.cap);
         scores = mul(cap, tanh(div(scores, cap)));
     }
-    return attention.alibi_slopes ? fma(set1(alibi_slope), distances, scores) : scores;
+    return attention.alibi ? fma(set1(slope), distances, scores) : scores;
 }
 
 inline void finish_row(const Attention& attention, const SpanScales& scales,
@@ -46,8 +46,7 @@ inline void finish_row(const Attention& attention, const SpanScales& scales,
     for (int64_t p = row.seen.begin / PANEL; p < ceil_div(row.seen.end, PANEL); ++p) {
         float* scores = row.scores + p * PANEL;
         const F32 distances = add(lane_numbers(), set1(float(p * PANEL - row.last_token)));
-        store(scores,
-              finish_scores(load(scores), attention, scales.keys[p], distances, row.alibi_slope));
+        store(scores, finish_scores(load(scores), attention, scales.keys[p], distances, row.slope));
     }
 }
 
@@ -80,7 +79,7 @@ inline void softmax_row(const Attention& attention, const SpanScales& scales, co
 
     // A mere factor is applied inside the exponent.
     const bool scaled = attention.cache.type == DType::i8;
-    const bool is_product = !scaled && attention.soft_cap == 0 && !attention.alibi_slopes;
+    const bool is_product = !scaled && attention.cap == 0 && !attention.alibi;
     if (!is_product) finish_row(attention, scales, row);
     if (begin < end) {
         mask_panel(row, row.seen.begin);

@@ -20,7 +20,8 @@ struct SpanPanels {
     const Element* keys[SPAN_PANELS + FETCH_AHEAD];  // [key_depth / g][16][g] each
     const Element* values[SPAN_PANELS];              // [16 / g][16][g] each, of dims 0 to 15
     int64_t value_stride;  // items from one group of sixteen dims to the next
-    int64_t key_depth;     // head_dim, padded
+    int64_t value_panels;  // groups of sixteen dims
+    int64_t key_depth;     // key_dim, padded
 };
 
 // Finds the panels of a span in the cache.
@@ -28,8 +29,7 @@ template <class Element>
 class SpanLocator {
 public:
     SpanLocator(const Attention& attention, const RowTile& tile)
-        : cache_(attention.cache),
-          layer_(attention.layer),
+        : kv_(attention.cache.entry(attention.entry)),
           head_(tile.kv_head),
           block_table_(attention.batch.block_tables +
                        tile.sequence * attention.batch.block_table_stride),
@@ -39,28 +39,27 @@ public:
         SpanPanels<Element> out;
         out.panels = panels;
         out.keys_end = std::min(panels.end + FETCH_AHEAD, num_panels_ - span * SPAN_PANELS);
-        out.value_stride = cache_.block_size * PANEL;
-        out.key_depth = cache_.padded_dim();
-        const bool scaled = cache_.type == DType::i8;
+        out.value_stride = kv_.block_size * PANEL;
+        out.key_depth = kv_.padded_key_dim();
+        out.value_panels = kv_.padded_value_dim() / PANEL;
         for (int64_t p = panels.begin; p < out.keys_end; ++p) {
             const int64_t token = span * SPAN + p * PANEL;
-            const int64_t block = block_table_[token / cache_.block_size];
-            const int64_t offset = token % cache_.block_size;
-            out.keys[p] = reinterpret_cast<const Element*>(cache_.keys(block, layer_, head_)) +
-                          offset * out.key_depth;
+            const int64_t block = block_table_[token / kv_.block_size];
+            const int64_t offset = token % kv_.block_size;
+            out.keys[p] =
+                reinterpret_cast<const Element*>(kv_.keys(block, head_)) + offset * out.key_depth;
             if (p >= panels.end) continue;
-            out.values[p] = reinterpret_cast<const Element*>(cache_.values(block, layer_, head_)) +
-                            offset * PANEL;
-            scales.keys[p] = scaled ? cache_.key_scales(block, layer_, head_) + offset : nullptr;
-            scales.values[p] =
-                scaled ? cache_.value_scales(block, layer_, head_) + offset : nullptr;
+            out.values[p] =
+                reinterpret_cast<const Element*>(kv_.values(block, head_)) + offset * PANEL;
+            scales.keys[p] = kv_.is_scaled() ? kv_.key_scales(block, head_) + offset : nullptr;
+            scales.values[p] = kv_.is_scaled() ? kv_.value_scales(block, head_) + offset : nullptr;
         }
         return out;
     }
 
 private:
-    const KVCache& cache_;
-    const int64_t layer_, head_;
+    const EntryKV kv_;
+    const int64_t head_;
     const int32_t* const block_table_;
     const int64_t num_panels_;  // of the sequence, up to the tile's last token
 };
@@ -76,7 +75,7 @@ private:
 // Prefetches what is read after key panel p: its values, and later keys.
 template <class Element>
 [[gnu::always_inline]] inline void fetch_ahead(const SpanPanels<Element>& in, int64_t p) {
-    for (int64_t d = 0; d < in.key_depth / PANEL; ++d) {
+    for (int64_t d = 0; d < in.value_panels; ++d) {
         prefetch(in.values[p] + d * in.value_stride, PANEL * PANEL * sizeof(Element));
     }
     const int64_t key_bytes = in.key_depth * PANEL * sizeof(Element);

@@ -21,17 +21,17 @@ struct AttentionScratch {
     float* total;         // SpanSums
     float* span;          // SpanSums
 
-    static int64_t key_depth(const KVCache& cache) { return round_up(cache.head_dim, 32); }
+    static int64_t key_depth(const EntryKV& kv) { return round_up(kv.key_dim, 32); }
 
-    AttentionScratch(Arena& arena, const KVCache& cache, int64_t rows) {
-        const int64_t widened = cache.type == DType::f32 ? 0 : SPAN;
-        const int64_t sums = SpanSums::num_floats(rows, cache.padded_dim());
-        queries = arena.take<float>(rows * key_depth(cache));
+    AttentionScratch(Arena& arena, const EntryKV& kv, int64_t rows) {
+        const int64_t widened = kv.type == DType::f32 ? 0 : SPAN;
+        const int64_t sums = SpanSums::num_floats(rows, kv.padded_value_dim());
+        queries = arena.take<float>(rows * key_depth(kv));
         scores = arena.take<float>(rows * SCORE_STRIDE);
         weights = arena.take<float>(rows * SCORE_STRIDE);
         seen = arena.take<Range>(rows);
-        keys = arena.take<Bf16Operand>(widened * key_depth(cache));
-        values = arena.take<Bf16Operand>(widened * cache.padded_dim());
+        keys = arena.take<Bf16Operand>(widened * key_depth(kv));
+        values = arena.take<Bf16Operand>(widened * kv.padded_value_dim());
         total = arena.take<float>(sums);
         span = arena.take<float>(sums);
     }
@@ -45,14 +45,14 @@ class TileAttention {
 public:
     TileAttention(const Attention& attention, const RowTile& tile, const AttentionScratch& scratch)
         : attention_(attention),
-          cache_(attention.cache),
+          kv_(attention.cache.entry(attention.entry)),
           tile_(tile),
           scratch_(scratch),
-          group_(attention.num_heads / cache_.num_kv_heads),
+          group_(attention.num_heads / kv_.num_heads),
           rows_(tile.num_tokens * group_),
           locator_(attention, tile),
           queries_(static_cast<Operand*>(scratch.queries)),
-          query_stride_(scratch.key_depth(cache_)) {
+          query_stride_(scratch.key_depth(kv_)) {
         if constexpr (std::is_same_v<Operand, float>) {
             weights_ = scratch.scores;
         } else {
@@ -61,7 +61,7 @@ public:
         encode_queries();
     }
 
-    SpanSums sums(float* memory) const { return SpanSums(memory, rows_, cache_.padded_dim()); }
+    SpanSums sums(float* memory) const { return SpanSums(memory, rows_, kv_.padded_value_dim()); }
 
     // Computes the sums of one span.
     void attend_span(int64_t span, const SpanSums& out) {
@@ -81,14 +81,14 @@ public:
             SpanPanels<Operand> wide;
             wide.panels = panels;
             widen_keys(wide, source, source.key_depth, scratch_.keys);
-            widen_values(wide, source, cache_.padded_dim(), scratch_.values);
+            widen_values(wide, source, kv_.padded_value_dim(), scratch_.values);
             attend_panels(span, wide, scales, out);
         }
     }
 
 private:
     void encode_queries() {
-        const int64_t dim = cache_.head_dim;
+        const int64_t dim = kv_.key_dim;
         for (int64_t r = 0; r < rows_; ++r) {
             const float* in = attention_.queries +
                               (tile_.first_token + r / group_) * attention_.query_stride +
@@ -108,7 +108,7 @@ private:
 
     // Sets which tokens of the span each row sees; returns the panels that any row sees.
     Range find_seen(int64_t span) {
-        const int64_t start = span * SPAN, window = attention_.sliding_window;
+        const int64_t start = span * SPAN, window = attention_.window;
         const auto clamp = [](int64_t x) { return std::clamp<int64_t>(x, 0, SPAN); };
         for (int64_t r = 0; r < rows_; ++r) {
             const int64_t position = tile_.first_position + r / group_ - start;
@@ -158,7 +158,7 @@ private:
             row.panels = panels;
             row.last_token = tile_.first_position + r / group_ - span * SPAN;
             const int64_t head = tile_.kv_head * group_ + r % group_;
-            row.alibi_slope = attention_.alibi_slopes ? attention_.alibi_slopes[head] : 0;
+            row.slope = attention_.alibi ? attention_.alibi[head] : 0;
             row.best = out.best + r;
             row.weight = out.weight + r;
             softmax_row(attention_, scales, row, weights_ + r * SCORE_STRIDE);
@@ -253,7 +253,7 @@ private:
 #endif
 
     const Attention& attention_;
-    const KVCache& cache_;
+    const EntryKV kv_;
     const RowTile tile_;
     const AttentionScratch& scratch_;
     const int64_t group_, rows_;

@@ -67,31 +67,36 @@ class PanelWriter {
     static constexpr int64_t GROUP = std::is_same_v<Item, float> ? 1 : 2;
 
 public:
-    PanelWriter(const KVCache& cache, int64_t layer, int64_t head, const PanelTokens& tokens)
-        : dim_(cache.head_dim), padded_dim_(cache.padded_dim()) {
-        keys_ = reinterpret_cast<Item*>(cache.keys(tokens.block, layer, head)) +
-                tokens.block_offset * padded_dim_;
-        values_ = reinterpret_cast<Item*>(cache.values(tokens.block, layer, head)) +
-                  tokens.block_offset * PANEL;
-        value_stride_ = cache.block_size * PANEL;
-        if (cache.type == DType::i8) {
-            key_scales_ = cache.key_scales(tokens.block, layer, head) + tokens.block_offset;
-            value_scales_ = cache.value_scales(tokens.block, layer, head) + tokens.block_offset;
+    PanelWriter(const EntryKV& kv, int64_t head, const PanelTokens& tokens) : kv_(kv) {
+        keys_ = reinterpret_cast<Item*>(kv.keys(tokens.block, head)) +
+                tokens.block_offset * kv.padded_key_dim();
+        values_ =
+            reinterpret_cast<Item*>(kv.values(tokens.block, head)) + tokens.block_offset * PANEL;
+        value_stride_ = kv.block_size * PANEL;
+        if (kv.is_scaled()) {
+            key_scales_ = kv.key_scales(tokens.block, head) + tokens.block_offset;
+            value_scales_ = kv.value_scales(tokens.block, head) + tokens.block_offset;
         }
     }
 
+    // Zeroes what products with probability 0 read of tokens that were not written yet.
     void clear_values() {
-        for (int64_t d = 0; d < padded_dim_; d += PANEL) {
+        if (kv_.is_latent) {
+            std::fill_n(keys_, kv_.padded_key_dim() * PANEL, Item(0));
+            if (key_scales_) std::fill_n(key_scales_, PANEL, 0.0f);
+            return;
+        }
+        for (int64_t d = 0; d < kv_.padded_value_dim(); d += PANEL) {
             std::fill_n(values_ + d / PANEL * value_stride_, PANEL * PANEL, Item(0));
         }
         if (value_scales_) std::fill_n(value_scales_, PANEL, 0.0f);
     }
 
     void write_key(int64_t slot, const float* row) {
-        const float factor = quantize(row, key_scales_, slot);
-        for (int64_t d = 0; d < padded_dim_; d += LANES) {
+        const float factor = quantize(row, kv_.key_dim, key_scales_, slot);
+        for (int64_t d = 0; d < kv_.padded_key_dim(); d += LANES) {
             Item items[LANES];
-            encode(items, row, d, factor);
+            encode(items, row, kv_.key_dim, d, factor);
             Item* out = keys_ + d * PANEL + slot * GROUP;
             for (int64_t i = 0; i < LANES; i += GROUP) {
                 std::memcpy(out + i * PANEL, items + i, GROUP * sizeof(Item));
@@ -100,10 +105,10 @@ public:
     }
 
     void write_value(int64_t slot, const float* row) {
-        const float factor = quantize(row, value_scales_, slot);
-        for (int64_t d = 0; d < padded_dim_; d += LANES) {
+        const float factor = quantize(row, kv_.value_dim, value_scales_, slot);
+        for (int64_t d = 0; d < kv_.padded_value_dim(); d += LANES) {
             Item items[LANES];
-            encode(items, row, d, factor);
+            encode(items, row, kv_.value_dim, d, factor);
             Item* out =
                 values_ + d / PANEL * value_stride_ + slot / GROUP * GROUP * PANEL + slot % GROUP;
             for (int64_t i = 0; i < LANES; ++i) out[i * GROUP] = items[i];
@@ -112,51 +117,53 @@ public:
 
 private:
     // Stores the slot's scale; returns the factor from floats to items.
-    float quantize(const float* row, float* scales, int64_t slot) const {
+    static float quantize(const float* row, int64_t dim, float* scales, int64_t slot) {
         if (!scales) return 1;
         float largest = 0;
-        for (int64_t d = 0; d < dim_; ++d) largest = std::max(largest, std::fabs(row[d]));
+        for (int64_t d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(row[d]));
         scales[slot] = largest / 127;
         return largest > 0 ? 127 / largest : 0;
     }
 
     // Items of sixteen dims, zeros past the last.
-    void encode(Item* items, const float* row, int64_t d, float factor) const {
+    static void encode(Item* items, const float* row, int64_t dim, int64_t d, float factor) {
         float padded[LANES] = {};
-        if (d < dim_) std::copy_n(row + d, std::min<int64_t>(LANES, dim_ - d), padded);
+        if (d < dim) std::copy_n(row + d, std::min<int64_t>(LANES, dim - d), padded);
         store_items(items, mul(load(padded), set1(factor)));
     }
 
-    const int64_t dim_, padded_dim_;
+    const EntryKV& kv_;
     Item *keys_, *values_;
     int64_t value_stride_;
     float *key_scales_ = nullptr, *value_scales_ = nullptr;
 };
 
 template <class Item>
-inline void write_panel(const KVCache& cache, int64_t layer, int64_t head,
-                        const PanelTokens& tokens, const KeyValueRows& rows) {
-    PanelWriter<Item> writer(cache, layer, head, tokens);
+inline void write_panel(const EntryKV& kv, int64_t head, const PanelTokens& tokens,
+                        const KeyValueRows& rows) {
+    PanelWriter<Item> writer(kv, head, tokens);
     if (tokens.first_slot == 0) writer.clear_values();
     for (int64_t i = 0; i < tokens.count; ++i) {
-        const int64_t at = (tokens.first_token + i) * rows.stride + head * cache.head_dim;
-        writer.write_key(tokens.first_slot + i, rows.keys + at);
-        writer.write_value(tokens.first_slot + i, rows.values + at);
+        const int64_t token = tokens.first_token + i, slot = tokens.first_slot + i;
+        writer.write_key(slot, rows.keys + token * rows.key_stride + head * kv.key_dim);
+        if (kv.is_latent) continue;
+        writer.write_value(slot, rows.values + token * rows.value_stride + head * kv.value_dim);
     }
 }
 
-inline void write_kv(Thread& thread, const KVCache& cache, const Batch& batch, int64_t layer,
+inline void write_kv(Thread& thread, const KVCache& cache, const Batch& batch, int64_t entry,
                      const KeyValueRows& rows) {
     WrittenPanels panels(cache, batch);
-    const int64_t heads = cache.num_kv_heads;
+    const EntryKV kv = cache.entry(entry);
+    const int64_t heads = kv.num_heads;
     thread.share(panels.count() * heads, 4, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             const PanelTokens tokens = panels.find(i / heads);
             const int64_t head = i % heads;
             switch (cache.type) {
-                case DType::f32: write_panel<float>(cache, layer, head, tokens, rows); break;
-                case DType::bf16: write_panel<bf16>(cache, layer, head, tokens, rows); break;
-                case DType::i8: write_panel<int8_t>(cache, layer, head, tokens, rows); break;
+                case DType::f32: write_panel<float>(kv, head, tokens, rows); break;
+                case DType::bf16: write_panel<bf16>(kv, head, tokens, rows); break;
+                case DType::i8: write_panel<int8_t>(kv, head, tokens, rows); break;
             }
         }
     });

@@ -149,7 +149,8 @@ private:
         if (decoder_.cosines) rotate();
         const float* keys = scratch_.qkv + decoder_.query_size();
         kernels().write_kv(thread_, step_.cache, step_.batch, index,
-                           KeyValueRows{keys, keys + decoder_.kv_size(), scratch_.qkv_stride});
+                           KeyValueRows{keys, scratch_.qkv_stride, keys + decoder_.kv_size(),
+                                        scratch_.qkv_stride});
         if (step_.copies.count) copy_kv(thread_, step_.cache, step_.copies, index);
     }
 
@@ -198,8 +199,8 @@ private:
         const bool as_operands = layer.out.type == DType::bf16;
         const int64_t stride = padded_k(layer.out.type, layer.out.k);
         Attention attention = decoder_attention(decoder_, step_.cache, batch_);
-        attention.layer = index;
-        attention.sliding_window = layer.sliding_window;
+        attention.entry = index;
+        attention.window = layer.sliding_window;
         attention.queries = queries_;
         attention.query_stride = query_stride_;
         attention.out = scratch_.attended;
@@ -312,8 +313,9 @@ inline int64_t attention_bytes(const Decoder& decoder, const Step& step, int num
         Attention attention = decoder_attention(decoder, step.cache, batch);
         for (int64_t index = 0; index < decoder.num_layers; ++index) {
             const int64_t window = decoder.layers[index].sliding_window;
-            if (index > 0 && window == attention.sliding_window) continue;
-            attention.sliding_window = window;
+            if (index > 0 && window == attention.window) continue;
+            attention.entry = index;
+            attention.window = window;
             most = std::max(most, kernels().attention_workspace(attention, num_threads));
         }
     };

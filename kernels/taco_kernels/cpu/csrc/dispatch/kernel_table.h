@@ -13,9 +13,10 @@
 #include "sampling/sampling_args.h"
 
 struct KeyValueRows {
-    const float* keys;    // [num_tokens, stride], head after head, rotated already
-    const float* values;  // the same
-    int64_t stride;
+    const float* keys;  // [num_tokens, key_stride], head after head, rotated already
+    int64_t key_stride;
+    const float* values;  // likewise; null for a latent entry
+    int64_t value_stride;
 };
 
 // Arguments of multiply_argmax: the column with the greatest value of each row of a product.
@@ -39,9 +40,8 @@ struct Kernels {
     void (*multiply)(Thread&, const Product&);
     void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);
     void (*pack)(Thread&, const Packing&);
-    void (*write_kv)(Thread&, const KVCache&, const Batch&, int64_t layer, const KeyValueRows&);
-    // Bytes that `attend` needs at Attention::workspace. Ignores the layer, the pointers and the
-    // strides.
+    void (*write_kv)(Thread&, const KVCache&, const Batch&, int64_t entry, const KeyValueRows&);
+    // Bytes that `attend` needs at Attention::workspace. Ignores the pointers and the strides.
     int64_t (*attention_workspace)(const Attention&, int num_threads);
     void (*attend)(Thread&, const Attention&);
     void (*norm_rows)(Thread&, const NormRows&);
