@@ -1,0 +1,89 @@
+"""The oracles themselves: each reads every tensor of its checkpoints and every swept field."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from support.architectures.variant import Variant, token_sequences
+from support.architectures.variants import VARIANTS
+
+pytestmark = pytest.mark.slow
+SEQUENCES = token_sequences()
+every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+@every_variant
+def test_logits_are_finite_and_depend_on_every_tensor(variant: Variant, tmp_path: Path) -> None:
+    variant.make(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = load_file(tmp_path / "model.safetensors")
+
+    def logits(changed: dict[str, Tensor]) -> Tensor:
+        return torch.cat(variant.layout.load(config, tensors | changed, None)(SEQUENCES))
+
+    before = logits({})
+    assert before.isfinite().all()
+    for name, tensor in tensors.items():
+        difference = (logits({name: _perturbed(tensor)}) - before).abs().max()
+        if name.endswith(variant.without_effect or ("none",)):
+            assert difference < 1e-4, name
+        else:
+            assert difference > 1e-4, name
+
+
+def _perturbed(tensor: Tensor) -> Tensor:
+    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
+    return tensor + noise * (0.5 if tensor.ndim < 2 else 0.5 * tensor.std())
+
+
+@every_variant
+def test_the_oracle_answers_each_swept_field(variant: Variant, tmp_path: Path) -> None:
+    for index, (field, value) in enumerate(variant.fields):
+        path = variant.make(tmp_path / str(index), **{field: value})
+        for logits in variant.reference(path)(SEQUENCES):
+            assert logits.isfinite().all(), (field, value)
+
+
+def test_a_seed_gives_the_same_checkpoint(tmp_path: Path) -> None:
+    variant = VARIANTS["llama-2-like"]
+    first, second, other = (
+        load_file(variant.make(tmp_path / name, seed=seed) / "model.safetensors")
+        for name, seed in (("first", 3), ("second", 3), ("other", 4))
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_logits_of_a_bfloat16_checkpoint_are_computed_in_float32(tmp_path: Path) -> None:
+    variant = VARIANTS["llama-2-like"]
+    path = variant.make(tmp_path, dtype=torch.bfloat16)
+    assert load_file(path / "model.safetensors")["lm_head.weight"].dtype == torch.bfloat16
+    assert json.loads((path / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    (logits,) = variant.reference(path)([[5, 6, 7]])
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
+def test_the_longest_length_chooses_the_table_of_long_rope(tmp_path: Path) -> None:
+    variant = VARIANTS["phi-3-mini-128k-like"]
+    path = variant.make(tmp_path)
+    sequences = token_sequences((20, 40))
+    short, within, long = (
+        variant.reference(path, max_model_len=length)(sequences) for length in (None, 32, 33)
+    )
+    # 20 tokens are within the original length of 32, and 40 are beyond it in any case.
+    assert torch.equal(short[0], within[0])
+    assert not torch.allclose(short[0], long[0], atol=1e-3)
+    assert torch.equal(short[1], long[1])
+
+
+def test_greedy_tokens_continue_a_prompt(tmp_path: Path) -> None:
+    oracle = VARIANTS["llama-2-like"].reference(VARIANTS["llama-2-like"].make(tmp_path))
+    prompt = token_sequences((5,))[0]
+    tokens = oracle.greedy(prompt, 3)
+    (logits,) = oracle([prompt + tokens])
+    assert logits[4:7].argmax(-1).tolist() == tokens
