@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -68,17 +69,42 @@ def test_logits_of_a_bfloat16_checkpoint_are_computed_in_float32(tmp_path: Path)
     assert not torch.equal(logits, logits.bfloat16().float())
 
 
-def test_the_longest_length_chooses_the_table_of_long_rope(tmp_path: Path) -> None:
-    variant = VARIANTS["phi-3-mini-128k-like"]
+@pytest.mark.parametrize(
+    "name", ["phi-3-mini-128k-like", "phi-3.5-moe-like", "phi-3-small-128k-like"]
+)
+def test_the_longest_length_chooses_the_table_of_long_rope(name: str, tmp_path: Path) -> None:
+    variant = VARIANTS[name]
     path = variant.make(tmp_path)
-    sequences = token_sequences((20, 40))
-    short, within, long = (
+    sequences = token_sequences((20, 30))
+    default, within, beyond = (
         variant.reference(path, max_model_len=length)(sequences) for length in (None, 32, 33)
     )
-    # 20 tokens are within the original length of 32, and 40 are beyond it in any case.
-    assert torch.equal(short[0], within[0])
-    assert not torch.allclose(short[0], long[0], atol=1e-3)
-    assert torch.equal(short[1], long[1])
+    # The original length is 32, the config's longest 256.
+    assert torch.equal(default[0], beyond[0])
+    assert not torch.allclose(within[0], beyond[0], atol=1e-3)
+
+
+def test_the_long_table_is_the_one_that_transformers_takes_beyond_the_original_length(
+    tmp_path: Path,
+) -> None:
+    variant = VARIANTS["phi-3-mini-128k-like"]
+    path = variant.make(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    (ids,) = token_sequences((40,))
+    with torch.no_grad():
+        expected = model.eval()(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(variant.reference(path)([ids])[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_longer_length_grows_the_base_of_dynamic_ntk(tmp_path: Path) -> None:
+    variant = VARIANTS["qwen-7b-long-like"]
+    path = variant.make(tmp_path)
+    sequences = token_sequences((12,))
+    default, trained, twice = (
+        variant.reference(path, max_model_len=length)(sequences)[0] for length in (None, 16, 32)
+    )
+    assert torch.equal(default, trained)
+    assert not torch.allclose(trained, twice, atol=1e-3)
 
 
 def test_greedy_tokens_continue_a_prompt(tmp_path: Path) -> None:

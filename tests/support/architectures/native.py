@@ -72,8 +72,7 @@ class Native:
             if name not in ignored
         }
         model = load_model(self.model, self.to_native(config), weights)
-        if max_model_len is not None:
-            fix_long_rope(model, max_model_len)
+        fix_long_rope(model, max_model_len)
         return Oracle(lambda ids: model(ids[None], use_cache=False).logits[0])
 
 
@@ -131,18 +130,18 @@ def load_model(model: str, fields: Mapping[str, Any], weights: Tensors) -> Any:
     return built.eval()
 
 
-def fix_long_rope(model: Any, max_model_len: int) -> None:
+def fix_long_rope(model: Any, max_model_len: int | None) -> None:
     """Let a model with long rope use one table for all lengths, as `max_model_len` tokens need.
 
     transformers takes the long table once a sequence exceeds the original length, and so changes
     keys that it has cached. An engine fixes the table instead.
     """
-    rotary = model.model.rotary_emb
-    if rotary.rope_type != "longrope":
-        raise ValueError(f"max_model_len: the rotary table of {type(model).__name__} is fixed")
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if rotary is None or rotary.rope_type != "longrope":
+        return
     parameters = rotary.config.rope_parameters
     original_length = parameters["original_max_position_embeddings"]
-    if max_model_len <= original_length:
+    if (max_model_len or rotary.config.max_position_embeddings) <= original_length:
         return
     init = functools.partial(
         transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["longrope"],

@@ -67,8 +67,8 @@ class _Dense:
 
     def load(self, config: Config, tensors: Tensors, max_model_len: int | None) -> Oracle:
         weights = {name: tensor.float() for name, tensor in tensors.items()}
-        length = max_model_len or 0
-        return Oracle(lambda ids: _logits(config, weights, ids, max(length, len(ids))))
+        length = max_model_len or config["max_position_embeddings"]
+        return Oracle(lambda ids: _logits(config, weights, ids, length))
 
 
 def _shapes(config: Config) -> Shapes:
