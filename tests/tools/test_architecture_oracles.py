@@ -9,11 +9,28 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
+from support.architectures import qwen2_vl
 from support.architectures.variant import Variant, token_sequences
 from support.architectures.variants import VARIANTS
 
 pytestmark = pytest.mark.slow
 SEQUENCES = token_sequences()
+# Issue 17's architectures, as config.json names them, with their aliases.
+ARCHITECTURES = """
+    BaiChuanForCausalLM BloomForCausalLM ChatGLMModel FalconForCausalLM GemmaForCausalLM
+    Gemma2ForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM
+    InternLMForCausalLM InternLM2ForCausalLM LlamaForCausalLM MistralForCausalLM MixtralForCausalLM
+    NemotronForCausalLM OPTForCausalLM PhiForCausalLM Phi3ForCausalLM Phi3SmallForCausalLM
+    PhiMoEForCausalLM QWenLMHeadModel Qwen2ForCausalLM Qwen2MoeForCausalLM StableLmForCausalLM
+    Starcoder2ForCausalLM XverseForCausalLM
+    BaichuanForCausalLM ChatGLMForConditionalGeneration PhimoeForCausalLM RWForCausalLM
+    StableLMEpochForCausalLM
+    Qwen3ForCausalLM Qwen3MoeForCausalLM Gemma3ForCausalLM DeepseekV2ForCausalLM
+    DeepseekV3ForCausalLM GptOssForCausalLM GlmForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM
+    GraniteForCausalLM GraniteMoeForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoeForCausalLM
+    CohereForCausalLM Cohere2ForCausalLM SmolLM3ForCausalLM Ministral3ForCausalLM
+    Gemma3ForConditionalGeneration Mistral3ForConditionalGeneration Qwen2VLForConditionalGeneration
+"""
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 
 
@@ -47,6 +64,11 @@ def test_the_oracle_answers_each_swept_field(variant: Variant, tmp_path: Path) -
         path = variant.make(tmp_path / str(index), **{field: value})
         for logits in variant.reference(path)(SEQUENCES):
             assert logits.isfinite().all(), (field, value)
+
+
+def test_every_architecture_has_a_variant() -> None:
+    named = {variant.architecture for variant in VARIANTS.values()}
+    assert named == set(ARCHITECTURES.split())
 
 
 def test_a_seed_gives_the_same_checkpoint(tmp_path: Path) -> None:
@@ -113,3 +135,20 @@ def test_greedy_tokens_continue_a_prompt(tmp_path: Path) -> None:
     tokens = oracle.greedy(prompt, 3)
     (logits,) = oracle([prompt + tokens])
     assert logits[4:7].argmax(-1).tolist() == tokens
+
+
+def test_positions_on_three_axes_change_logits_only_where_they_differ(tmp_path: Path) -> None:
+    variant = VARIANTS["qwen2-vl-like"]
+    path = variant.make(tmp_path)
+    (ids,) = token_sequences((12,))
+    embeddings = load_file(path / "model.safetensors")["model.embed_tokens.weight"][ids]
+    reference = qwen2_vl.reference_of_inputs(path)
+    positions = torch.arange(12).expand(3, 12).clone()
+    (expected,) = variant.reference(path)([ids])
+    torch.testing.assert_close(reference(embeddings, positions), expected, atol=1e-5, rtol=1e-5)
+    for axis in range(3):
+        moved = positions.clone()
+        moved[axis, 6:] += 3
+        logits = reference(embeddings, moved)
+        torch.testing.assert_close(logits[:6], expected[:6], atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(logits[6:], expected[6:], atol=1e-3)

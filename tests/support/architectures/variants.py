@@ -20,6 +20,7 @@ from support.architectures import (
     phi,
     phi3_small,
     qwen,
+    qwen2_vl,
 )
 from support.architectures.variant import Variant
 
@@ -41,6 +42,7 @@ _FAMILIES: tuple[tuple[Variant, ...], ...] = (
     phi.VARIANTS,
     phi3_small.VARIANTS,
     qwen.VARIANTS,
+    qwen2_vl.VARIANTS,
 )
 
 
