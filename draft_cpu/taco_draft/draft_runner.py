@@ -67,7 +67,7 @@ class DraftRunner:
         self.info = DrafterInfo(
             name=config.name,
             model=config.model.served_name,
-            vocab_size=loaded.model.config.vocab_size,
+            vocab_size=loaded.model.plan.vocab_size,
             max_model_len=loaded.max_model_len,
         )
         self.counters = DraftCounters()

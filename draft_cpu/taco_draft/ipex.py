@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from taco_worker.backends.torch.decoder import Decoder
+from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.layers.linear import Linear
 from taco_worker.models.dtypes import dtype_name
 
@@ -35,39 +35,43 @@ def import_ipex() -> ModuleType:
     return intel_extension_for_pytorch
 
 
-def optimize(decoder: Decoder, ipex: ModuleType, quantization: str | None) -> None:
-    """Replace the decoder's linear layers by those of `ipex`, in place.
+def optimize(network: PlanNetwork, ipex: ModuleType, quantization: str | None) -> None:
+    """Replace the network's linear layers by those of `ipex`, in place.
 
     Args:
         quantization: int8 (weights only) or None.
 
     Raises:
-        ValueError: this CPU lacks what the decoder's dtype needs.
+        ValueError: this CPU lacks what the network's dtype needs.
     """
-    use_plain_linears(decoder)
+    use_plain_linears(network)
     try:
         if quantization is None:
-            ipex.optimize(decoder.eval(), dtype=decoder.dtype, inplace=True)
+            ipex.optimize(network.eval(), dtype=network.dtype, inplace=True)
             return
         mapping = ipex.quantization.get_weight_only_quant_qconfig_mapping(
             weight_dtype=ipex.quantization.WoqWeightDtype.INT8
         )
-        ipex.quantization.prepare(decoder.eval(), mapping, inplace=True)
-        ipex.quantization.convert(decoder, inplace=True)
+        ipex.quantization.prepare(network.eval(), mapping, inplace=True)
+        ipex.quantization.convert(network, inplace=True)
     except (AssertionError, RuntimeError) as error:
-        wanted = quantization or dtype_name(decoder.dtype)
+        wanted = quantization or dtype_name(network.dtype)
         raise ValueError(f"draft_backend ipex cannot run {wanted} here: {error}") from error
 
 
-def use_plain_linears(decoder: Decoder) -> None:
+def use_plain_linears(network: PlanNetwork) -> None:
     """Replace linear layers by `nn.Linear`: IPEX optimizes only those with unshared weights."""
-    for module in list(decoder.modules()):
+    for module in list(network.modules()):
         for name, child in module.named_children():
             if isinstance(child, Linear):
-                setattr(module, name, _plain(child.weight, child.bias))
-    if decoder.config.tied_embeddings:
-        weight = nn.Parameter(decoder.embed_tokens.weight.clone(), requires_grad=False)
-        decoder.lm_head = _plain(weight, None)  # type: ignore[assignment]
+                setattr(module, name, _plain(_unshared(network, child.weight), child.bias))
+
+
+def _unshared(network: PlanNetwork, weight: nn.Parameter) -> nn.Parameter:
+    """The weight, or a copy if the embeddings use it, too."""
+    if weight is not network.by_name[network.plan.embedding_table]:
+        return weight
+    return nn.Parameter(weight.clone(), requires_grad=False)
 
 
 def _plain(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:

@@ -98,8 +98,8 @@ def _load_for_ipex(config: WorkerConfig, transfers: Transfers) -> StepModel:
     unquantized = replace(config, model=replace(config.model, quantization=None))
     _, model = load_step_model(unquantized, None, transfers)
     assert isinstance(model, TorchModel)
-    optimize(model.decoder, ipex, quantization)
-    dtype = torch.int8 if quantization else model.decoder.dtype
+    optimize(model.network, ipex, quantization)
+    dtype = torch.int8 if quantization else model.network.dtype
     model.description = describe("ipex", torch.get_num_threads(), dtype)
     return model
 

@@ -62,7 +62,7 @@ class TreeRunner:
     ) -> None:
         self._model = model
         self._block_size = block_size
-        longest = min(num_blocks * block_size, model.config.max_position_embeddings)
+        longest = min(num_blocks * block_size, model.plan.max_position_embeddings)
         model.allocate_kv(num_blocks, block_size, longest)
         self._deck = random.Random(seed).sample(range(num_blocks), num_blocks)
         self._tables: dict[str, list[int]] = {}

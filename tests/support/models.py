@@ -9,10 +9,10 @@ from taco_kernels.library import CpuKernels
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_worker.attention.backend import create_attention_backend
 from taco_worker.backends import model_loading
-from taco_worker.backends.torch.decoder import Decoder
+from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.devices.transfers import Transfers
 from taco_worker.layers.ops import TorchOps
-from taco_worker.models.decoder_config import DecoderConfig
+from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import StepModel
 
 
@@ -41,7 +41,7 @@ def load_step_model(
     return model_loading.load_step_model(config, kernels_for(serves, num_threads), transfers)[1]
 
 
-def make_decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decoder:
-    """The torch decoder on the CPU, its weights not yet loaded."""
+def make_network(plan: ModelPlan, dtype: torch.dtype = torch.float32) -> PlanNetwork:
+    """The torch network on the CPU, its weights not yet loaded."""
     cpu = torch.device("cpu")
-    return Decoder(config, create_attention_backend("torch"), TorchOps(), dtype=dtype, device=cpu)
+    return PlanNetwork(plan, create_attention_backend("torch"), TorchOps(), dtype=dtype, device=cpu)

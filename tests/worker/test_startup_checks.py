@@ -40,7 +40,7 @@ def test_supported_models_pass(tmp_path: Path, architecture: str) -> None:
     stored = safetensors.torch.load_file(path / "model.safetensors")
     matrices = sum(tensor.numel() for tensor in stored.values() if tensor.ndim == 2)
     embeddings_of_positions = 0 if architecture == "LlamaForCausalLM" else 514 * 64
-    assert 0 <= matrices - num_parameters(model.decoder) <= embeddings_of_positions
+    assert 0 <= matrices - num_parameters(model.plan) <= embeddings_of_positions
 
 
 def test_max_model_len_beyond_the_model(checkpoint: Path) -> None:
@@ -144,7 +144,7 @@ def test_memory(
     """Weights of 4 bytes each, with memory for two and a half copies."""
     wanted = ModelConfig(model=str(checkpoint))
     model = check_model(wanted)
-    weights = 4 * num_parameters(model.decoder)
+    weights = 4 * num_parameters(model.plan)
     monkeypatch.setattr(startup_checks, "available_cpu_memory", lambda: int(2.5 * weights))
     worker = WorkerConfig(model=wanted, scheduler="", **{"device": "cpu", **config})
     if fits:
@@ -171,7 +171,7 @@ def test_memory_of_number_formats(
     rewrite_config(checkpoint, dtype=stored, torch_dtype=stored)
     wanted = ModelConfig(model=str(checkpoint), dtype=dtype)
     model = check_model(wanted)
-    weights = 4 * num_parameters(model.decoder)
+    weights = 4 * num_parameters(model.plan)
     monkeypatch.setattr(startup_checks, "available_cpu_memory", lambda: int(2.5 * weights))
     worker = WorkerConfig(model=wanted, scheduler="", device="cpu")
     if fits:

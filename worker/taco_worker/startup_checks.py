@@ -5,9 +5,9 @@ They take milliseconds. The worker repeats them, and more, after its start.
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
-from taco_kernels.kv_entry import elements_per_token
 from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
@@ -15,8 +15,8 @@ from taco_worker.devices.byte_units import gibibytes
 from taco_worker.devices.cpu_memory import available_cpu_memory
 from taco_worker.devices.gpu_presence import runs_on_cpu
 from taco_worker.models.config import ModelConfig, load_hf_config
-from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.load_format import load_format_of
+from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.weight_files import check_weight_files
 
 # Bytes per element on a CPU. An explicit float16 is computed in float32; auto takes bfloat16.
@@ -42,7 +42,7 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
         model = load_hf_config(
             directory, rope_scaling=wanted.rope_scaling, rope_theta=wanted.rope_theta
         )
-        limit = model.decoder.max_position_embeddings
+        limit = model.plan.max_position_embeddings
         if wanted.max_model_len is not None and wanted.max_model_len > limit:
             raise ValueError(
                 f"max_model_len {wanted.max_model_len} is more than the {limit} tokens that the "
@@ -69,11 +69,12 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
     dtype_bytes = _DTYPE_BYTES.get(_cpu_dtype(config.model, model), 4)
     matrix_bytes = 1 if config.model.quantization == "int8" else dtype_bytes
     # The embeddings stay in the memory-mapped file unless they are tied to the LM head.
-    embeddings = 0 if model.decoder.tied_embeddings else _embedding_elements(model.decoder)
-    weights = (num_parameters(model.decoder) - embeddings) * matrix_bytes
+    plan = model.plan
+    embeddings = 0 if plan.has_tied_head else prod(plan.parameters[plan.embedding_table].shape)
+    weights = (num_parameters(plan) - embeddings) * matrix_bytes
     kv_bytes = _KV_DTYPE_BYTES.get(config.kv_cache_dtype, dtype_bytes)
-    kv_elements = elements_per_token(model.decoder.kv_entries) * config.block_size
-    blocks = (config.num_blocks or 0) * kv_elements * kv_bytes
+    num_tokens = (config.num_blocks or 0) * config.block_size
+    blocks = num_tokens * plan.kv_elements_per_token * kv_bytes
     available = available_cpu_memory()
     if count * (weights + blocks) > available:
         workers = "" if count == 1 else f" of each of {count} workers"
@@ -84,17 +85,10 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
         )
 
 
-def num_parameters(config: DecoderConfig) -> int:
+def num_parameters(plan: ModelPlan) -> int:
     """Number of elements of the model's matrices: with embeddings, without norms and biases."""
-    head_dims = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    mlp = (3 if config.gated_mlp else 2) * config.intermediate_size
-    layers = config.num_layers * config.hidden_size * (head_dims + mlp)
-    tables = 1 if config.tied_embeddings else 2
-    return layers + tables * _embedding_elements(config)
-
-
-def _embedding_elements(config: DecoderConfig) -> int:
-    return config.vocab_size * config.embedding_size
+    shapes = [parameter.shape for parameter in plan.parameters.values()]
+    return sum(prod(shape) for shape in shapes if len(shape) > 1)
 
 
 def _cpu_dtype(wanted: WantedModel, model: ModelConfig) -> str:

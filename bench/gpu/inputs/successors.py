@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bench.gpu.inputs.llama import LLAMA_3_8B, TINY
 from taco_worker.models import weight_loading
+from taco_worker.models.plan.model_plan import ModelPlan
 
 _LOW_ID = 16  # above the special tokens, which are never a successor
 # Scale of the last products of attention and MLP.
@@ -85,19 +86,21 @@ def as_dummy_weights(successors: Successors) -> Iterator[None]:
     """Makes `load_format="dummy"` use these weights meanwhile."""
     make_random = weight_loading._fill_randomly
 
-    def fill(sink: weight_loading.WeightSink, seed: int) -> None:
-        make_random(sink, seed)
+    def fill(sink: weight_loading.WeightSink, plan: ModelPlan, seed: int) -> None:
+        make_random(sink, plan, seed)
         generator = torch.Generator(sink.device).manual_seed(seed)
-        for name, shape in sink.shapes.items():
+        for name, parameter in plan.parameters.items():
+            shape = parameter.shape
             if name.endswith(("attn.out_proj.weight", "mlp.down_proj.weight")):
                 weight = torch.empty(shape, dtype=sink.dtype, device=sink.device)
                 std = _LAYER_SCALE * shape[1] ** -0.5
-                sink.put(name, 0, weight.normal_(std=std, generator=generator))
-        shape = sink.shapes["embed_tokens.weight"]
+                sink.put(name, 0, weight.normal_(std=std, generator=generator), None)
+        shape = plan.parameters["embed_tokens.weight"].shape
         embedding = torch.empty(shape, dtype=sink.dtype, device=sink.device)
         embedding.normal_(generator=generator)
-        sink.put("embed_tokens.weight", 0, embedding)
-        sink.put("lm_head.weight", 0, successors.lm_head(embedding) * shape[1] ** -0.5)
+        sink.put("embed_tokens.weight", 0, embedding, None)
+        lm_head = successors.lm_head(embedding) * shape[1] ** -0.5
+        sink.put("lm_head.weight", 0, lm_head, None)
 
     weight_loading._fill_randomly = fill
     try:

@@ -42,21 +42,12 @@ class AttentionCall:
         options.check_heads(num_heads)
         self.out = torch.empty(batch.num_tokens, num_heads, shape.value_dim)
         self._kernels = kernels
-        self._struct = structs.Attention(
-            cache=cache.struct(),
-            batch=batch.struct(),
-            entry=entry,
-            num_heads=num_heads,
-            scale=options.scale,
-            window=options.window or 0,
-            cap=options.cap or 0,
-            alibi=None if options.alibi is None else options.alibi.data_ptr(),
-            queries=query.data_ptr(),
-            query_stride=num_heads * shape.key_dim,
-            out=self.out.data_ptr(),
-            out_stride=num_heads * shape.value_dim,
-            out_is_operand=False,
-        )
+        self._struct = attention_struct(entry, num_heads, options)
+        self._struct.cache, self._struct.batch = cache.struct(), batch.struct()
+        self._struct.queries = query.data_ptr()
+        self._struct.query_stride = num_heads * shape.key_dim
+        self._struct.out = self.out.data_ptr()
+        self._struct.out_stride = num_heads * shape.value_dim
         num_bytes = kernels.lib.taco_attention_workspace(
             kernels.pool, ctypes.byref(self._struct), kernels.num_threads
         )
@@ -90,3 +81,15 @@ def paged_attention(
         ValueError: a tensor has the wrong shape or type, or the kernels lack an option.
     """
     return AttentionCall(kernels, query, cache, batch, entry, options)()
+
+
+def attention_struct(entry: int, num_heads: int, options: AttentionOptions) -> structs.Attention:
+    """A layer's attention without a step; it points into `options`."""
+    return structs.Attention(
+        entry=entry,
+        num_heads=num_heads,
+        scale=options.scale,
+        window=options.window or 0,
+        cap=options.cap or 0,
+        alibi=None if options.alibi is None else options.alibi.data_ptr(),
+    )

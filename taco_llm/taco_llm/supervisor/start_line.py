@@ -72,7 +72,7 @@ def start_line(
 def model_label(model: ModelConfig) -> str:
     """Architecture and number of parameters, such as "Qwen2 0.5B"."""
     name = re.sub("(ForCausalLM|LMHeadModel)$", "", model.architecture)
-    return f"{name} {_scaled(num_parameters(model.decoder), billions_from=10**8)}"
+    return f"{name} {_scaled(num_parameters(model.plan), billions_from=10**8)}"
 
 
 def device_label(description: str) -> str:

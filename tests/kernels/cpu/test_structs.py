@@ -5,26 +5,18 @@ import subprocess
 from pathlib import Path
 
 from taco_kernels import build
-from taco_kernels.cpu import decoder, structs
-
-# Under another name in C++.
-_DECODER_STRUCTS = {
-    "Table": decoder._Table,
-    "NormWeights": decoder._NormWeights,
-    "DecoderLayer": decoder._Layer,
-    "Decoder": decoder._Decoder,
-    "Step": decoder._Step,
-    "Logits": decoder._Logits,
-}
+from taco_kernels.cpu import program, structs
 
 
 def python_structs() -> dict[str, type[ctypes.Structure]]:
-    declared = {
+    return {
         name: struct
-        for name, struct in vars(structs).items()
-        if isinstance(struct, type) and struct.__module__ == structs.__name__
+        for module in (structs, program)
+        for name, struct in vars(module).items()
+        if isinstance(struct, type)
+        and issubclass(struct, ctypes.Structure)
+        and struct.__module__ == module.__name__
     }
-    return declared | _DECODER_STRUCTS
 
 
 def python_layout(struct: type[ctypes.Structure]) -> list[int]:

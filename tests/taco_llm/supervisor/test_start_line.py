@@ -9,6 +9,8 @@ import torch
 from support.checkpoints import make_checkpoint
 from taco_llm.supervisor.start_line import device_label, model_label, start_line
 from taco_worker.models.config import ModelConfig, load_hf_config
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.registry import find_recipe
 from taco_worker.models.step_model import describe
 
 pytestmark = pytest.mark.slow
@@ -21,16 +23,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return load_hf_config(make_checkpoint(tmp_path_factory.mktemp("model")))
 
 
-def of_size(model: ModelConfig, name: str, **sizes: Any) -> ModelConfig:
-    return replace(model, architecture=name, decoder=replace(model.decoder, **sizes))
+def of_size(model: ModelConfig, name: str, **fields: Any) -> ModelConfig:
+    architecture, recipe = find_recipe([name])
+    return replace(
+        model, architecture=architecture, plan=recipe(ConfigFields(fields), architecture)
+    )
 
 
 def test_architecture_and_size(model: ModelConfig) -> None:
-    qwen: dict[str, Any] = {"hidden_size": 896, "embedding_size": 896, "intermediate_size": 4864}
-    qwen |= {"num_heads": 14, "num_kv_heads": 2, "head_dim": 64, "vocab_size": 151936}
-    layers = {"num_layers": 24, "sliding_windows": (None,) * 24, "tied_embeddings": True}
-    assert model_label(of_size(model, "Qwen2ForCausalLM", **qwen, **layers)) == "Qwen2 0.5B"
-    assert model_label(of_size(model, "GPT2LMHeadModel")).startswith("GPT2 ")
+    qwen: dict[str, Any] = {"hidden_size": 896, "intermediate_size": 4864, "vocab_size": 151936}
+    qwen |= {"num_attention_heads": 14, "num_key_value_heads": 2, "num_hidden_layers": 24}
+    qwen |= {"max_position_embeddings": 32768, "tie_word_embeddings": True}
+    assert model_label(of_size(model, "Qwen2ForCausalLM", **qwen)) == "Qwen2 0.5B"
+    gpt2 = {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
+    assert model_label(of_size(model, "GPT2LMHeadModel", **gpt2)) == "GPT2 0.1B"
 
 
 @pytest.mark.parametrize(

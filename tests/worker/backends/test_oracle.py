@@ -213,7 +213,7 @@ def test_dynamic_scaling_at_its_full_length(tmp_path: Path, serves: str) -> None
     with torch.inference_mode():
         expected = oracle(token_ids[None]).logits[0]
     model = load_step_model(path, serves)
-    assert model.config.max_position_embeddings == 100
+    assert model.plan.max_position_embeddings == 100
     _assert_close(PagedRunner(model).step({"a": token_ids.tolist()})["a"], expected)
 
 

@@ -117,7 +117,7 @@ def test_the_worker_serves_after_a_failed_capture(
     checkpoint: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_worker(checkpoint)
-    decoder = worker._model.decoder  # type: ignore[attr-defined]
+    decoder = worker._model.network  # type: ignore[attr-defined]
     forward = decoder.forward
 
     def waits(*arguments: object) -> torch.Tensor:

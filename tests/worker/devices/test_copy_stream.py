@@ -112,7 +112,7 @@ def test_each_layer_waits_for_its_own_kv(
     def note(_: object, args: object) -> None:
         num_waiting.append(len(copy_stream.waiting))
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in model.decoder.layers]
+    hooks = [layer.register_forward_pre_hook(note) for layer in model.network.layers]
     model.set_pending_copies(tier.copy(LOAD))
     assert torch.equal(model.forward(step(16, [2, 6])), expected)
     for hook in hooks:

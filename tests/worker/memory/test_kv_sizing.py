@@ -44,7 +44,7 @@ def test_unwritten_memory_is_not_allocated() -> None:
 
 
 def test_bytes_per_block_is_what_a_cache_takes(tmp_path: Path) -> None:
-    config = load_hf_config(make_checkpoint(tmp_path, num_key_value_heads=1)).decoder
+    config = load_hf_config(make_checkpoint(tmp_path, num_key_value_heads=1)).plan
     cache = KVCache(
         config.kv_entries,
         7,

@@ -117,13 +117,13 @@ def test_the_largest_verification_is_measured(
     target: StepModel, target_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = Meter(target, monkeypatch)
-    logit_bytes = 4 * target.config.vocab_size
+    logit_bytes = 4 * target.plan.vocab_size
     plain = measure(worker_config(target_path, speculation=None), target, None)
     assert (plain.activations, plain.graphs) == (MAX_NUM_SEQS * logit_bytes, GRAPH_BYTES)
     with_drafts = measure(worker_config(target_path), target, None)
     num_rows = MAX_NUM_SEQS * (1 + NUM_DRAFTS)
     assert with_drafts.activations == num_rows * logit_bytes
-    assert with_drafts.graphs == GRAPH_BYTES + num_rows * 4 * target.config.hidden_size
+    assert with_drafts.graphs == GRAPH_BYTES + num_rows * 4 * target.plan.hidden_size
     # A step never exceeds max_num_batched_tokens.
     measure(worker_config(target_path, max_num_batched_tokens=7), target, None)
     assert meter.steps[-1].positions.size == meter.steps[-1].output_rows.size == 7
@@ -169,7 +169,7 @@ def test_heads_draft_while_profiling_and_end_empty(
     monkeypatch.undo()
     tokens = [5, 6, 7]
     join(drafter, {1: tokens})
-    hidden = torch.zeros(3, target.config.hidden_size * max(1, len(drafter.hidden_layers or ())))
+    hidden = torch.zeros(3, target.plan.hidden_size * max(1, len(drafter.hidden_layers or ())))
     observe(drafter, {1: (0, [*tokens[1:], 9], hidden)})
     append(drafter, {1: [9]})
     assert drafter.draft(ints([1]), ints([2])).num_nodes.tolist() == [2]
@@ -213,7 +213,7 @@ def test_drafts_do_not_depend_on_the_group_size(
     """Copies of keys and values are bounded for any batch and sequence length."""
     target.allocate_kv(4, 16, 64)
     generator = torch.Generator().manual_seed(1)
-    width = target.config.hidden_size * max(1, len(drafter.hidden_layers or ()))
+    width = target.plan.hidden_size * max(1, len(drafter.hidden_layers or ()))
     lengths = {0: 30, 1: 4, 2: 7}
 
     def drafts() -> list[np.ndarray]:

@@ -13,8 +13,9 @@ import torch
 
 from support.checkpoints import make_checkpoint
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.dtypes import resolve_dtype, resolve_kv_dtype
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.ops.attend import Attend
 from taco_worker.models.rope import (
     DynamicScaling,
     LinearScaling,
@@ -45,8 +46,17 @@ def _write(path: Path, **fields: Any) -> Path:
     return path
 
 
-def _decoder(path: Path, **fields: Any) -> DecoderConfig:
-    return load_hf_config(_write(path, **fields)).decoder
+def _plan(path: Path, **fields: Any) -> ModelPlan:
+    return load_hf_config(_write(path, **fields)).plan
+
+
+def _rotary(plan: ModelPlan) -> RotaryConfig:
+    (table,) = plan.rope_tables.values()
+    return table.rotary
+
+
+def _windows(plan: ModelPlan) -> tuple[int | None, ...]:
+    return tuple(op.window for op in plan.ops if isinstance(op, Attend))
 
 
 def test_old_and_new_form_agree(tmp_path: Path) -> None:
@@ -67,15 +77,14 @@ def test_old_and_new_form_agree(tmp_path: Path) -> None:
     )
     assert old == new
     assert new.checkpoint_dtype == "bfloat16"
-    assert new.decoder.positions == RotaryConfig(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 256))
+    assert _rotary(new.plan) == RotaryConfig(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 256))
 
 
 def test_defaults_of_old_llama(tmp_path: Path) -> None:
-    config = _decoder(tmp_path)
-    assert config.num_kv_heads == config.num_heads
-    assert config.head_dim == 16
-    assert config.positions == RotaryConfig(10000.0)
-    assert not config.tied_embeddings
+    plan = _plan(tmp_path)
+    assert {(entry.num_heads, entry.key_dim) for entry in plan.kv_entries} == {(4, 16)}
+    assert _rotary(plan) == RotaryConfig(10000.0)
+    assert not plan.has_tied_head
 
 
 @pytest.mark.parametrize(
@@ -103,9 +112,9 @@ def test_rope_scaling_override(
     in_file = {"rope_type": "linear", "factor": 16.0, "rope_theta": 77.0}
     for path_fields in ({"rope_parameters": in_file}, {"rope_scaling": in_file, "rope_theta": 77}):
         path = _write(tmp_path, **path_fields)
-        decoder = load_hf_config(path, rope_scaling=scaling).decoder
-        assert decoder.positions == RotaryConfig(77.0, expected)
-        assert decoder.max_position_embeddings == length
+        plan = load_hf_config(path, rope_scaling=scaling).plan
+        assert _rotary(plan) == RotaryConfig(77.0, expected)
+        assert plan.max_position_embeddings == length
 
 
 def test_rope_theta_override_keeps_the_scaling(tmp_path: Path) -> None:
@@ -113,16 +122,16 @@ def test_rope_theta_override_keeps_the_scaling(tmp_path: Path) -> None:
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}},
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
     ):
-        decoder = load_hf_config(_write(tmp_path, **fields), rope_theta=1e6).decoder
-        assert decoder.positions == RotaryConfig(1e6, LinearScaling(2.0))
+        plan = load_hf_config(_write(tmp_path, **fields), rope_theta=1e6).plan
+        assert _rotary(plan) == RotaryConfig(1e6, LinearScaling(2.0))
 
 
 def test_theta_inside_the_scaling_override(tmp_path: Path) -> None:
     path = _write(tmp_path, rope_theta=5.0)
     scaling = {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}
     for override, theta in ((None, 9.0), (11.0, 11.0)):
-        decoder = load_hf_config(path, rope_scaling=scaling, rope_theta=override).decoder
-        assert decoder.positions == RotaryConfig(theta, LinearScaling(2.0))
+        plan = load_hf_config(path, rope_scaling=scaling, rope_theta=override).plan
+        assert _rotary(plan) == RotaryConfig(theta, LinearScaling(2.0))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +157,7 @@ def test_rope_override_of_settings_by_layer_type(tmp_path: Path) -> None:
 
 def test_rope_settings_on_learned_positions(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "GPT2LMHeadModel")
-    with pytest.raises(ValueError, match="GPT2LMHeadModel has learned positions"):
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has no rotary positions"):
         load_hf_config(path, rope_theta=1e6)
 
 
@@ -159,11 +168,11 @@ def test_qwen2_windows_with_and_without_layer_types(tmp_path: Path) -> None:
         "sliding_window": 32,
         "max_window_layers": 1,
     }
-    assert _decoder(tmp_path, **fields).sliding_windows == (None, 32)
+    assert _windows(_plan(tmp_path, **fields)) == (None, 32)
     layer_types = ["sliding_attention", "full_attention"]
-    assert _decoder(tmp_path, **fields, layer_types=layer_types).sliding_windows == (32, None)
+    assert _windows(_plan(tmp_path, **fields, layer_types=layer_types)) == (32, None)
     unused = {**fields, "use_sliding_window": False}
-    assert _decoder(tmp_path, **unused).sliding_windows == (None, None)
+    assert _windows(_plan(tmp_path, **unused)) == (None, None)
 
 
 def test_end_tokens_of_both_files(tmp_path: Path) -> None:
@@ -195,7 +204,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
             '{"architectures": ["MambaForCausalLM"]}',
             "MambaForCausalLM is not supported; supported are GPT2LMHead",
         ),
-        ('{"architectures": ["LlamaForCausalLM"]}', "has no 'num_attention_heads'"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "has no 'hidden_size'"),
     ],
 )
 def test_bad_config(tmp_path: Path, content: str, message: str) -> None:
@@ -207,13 +216,16 @@ def test_bad_config(tmp_path: Path, content: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size": "64"}, "invalid field"),
+        ({"hidden_size": "64"}, "hidden_size must be a positive integer, not '64'"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"head_dim": 15}, "even rotary_dim of 2 or more, not 15"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
         ({"quantization_config": "gptq"}, "invalid field"),
-        ({"architectures": ["MistralForCausalLM"], "hidden_size": None}, "invalid field"),
+        (
+            {"architectures": ["MistralForCausalLM"], "hidden_size": None},
+            "hidden_size must be a positive integer, not None",
+        ),
         ({"architectures": 7}, "invalid field"),
         ({"rope_parameters": "linear"}, "invalid field"),
         ({"eos_token_id": {}}, "invalid field"),

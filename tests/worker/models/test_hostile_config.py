@@ -67,9 +67,9 @@ def test_sizes_beyond_every_model(checkpoint: Path, fields: dict[str, int]) -> N
         ({"rope_parameters": {"rope_theta": -1.0}}, "rope_theta must be above 0, not -1"),
         ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta must be above 0, not nan"),
         ({"rope_parameters": {"rope_theta": float("inf")}}, "rope_theta must be above 0, not inf"),
-        ({"rms_norm_eps": float("nan")}, "epsilon must be 0 or above, not nan"),
-        ({"rms_norm_eps": -1.0}, "epsilon must be 0 or above, not -1"),
-        ({"rms_norm_eps": "x"}, "an invalid field"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be finite, not nan"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps must be 0 or above, not -1"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps must be a number, not 'x'"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 1e300, "rope_theta": 1.0}},
             "max_position_embeddings is",

@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from support.checkpoints import make_checkpoint
-from support.models import make_decoder
-from taco_worker.backends.torch.decoder import Decoder
-from taco_worker.backends.torch.decoder_weights import load_model
+from support.models import make_network
+from taco_worker.backends.torch.plan_network import PlanNetwork
+from taco_worker.backends.torch.plan_weights import load_network
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.registry import find_recipe, supported_architectures
+from taco_worker.models.plan.parameters import fills
+from taco_worker.models.registry import supported_architectures
 from taco_worker.models.weight_files import LoadFormat
 
 CPU = torch.device("cpu")
@@ -25,14 +26,14 @@ CPU = torch.device("cpu")
 
 def _load(
     path: Path, dtype: torch.dtype = torch.float32, load_format: LoadFormat = "auto"
-) -> Decoder:
+) -> PlanNetwork:
     config = load_hf_config(path)
-    decoder = make_decoder(config.decoder, dtype)
-    load_model(decoder, path, config, load_format=load_format)
-    return decoder
+    network = make_network(config.plan, dtype)
+    load_network(network, path, config, load_format=load_format)
+    return network
 
 
-def _assert_same(first: Decoder, second: Decoder) -> None:
+def _assert_same(first: PlanNetwork, second: PlanNetwork) -> None:
     expected = dict(first.named_parameters())
     actual = dict(second.named_parameters())
     assert expected.keys() == actual.keys()
@@ -50,22 +51,16 @@ def _replace_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("architecture", supported_architectures())
 @pytest.mark.parametrize("overrides", [{}, {"tie_word_embeddings": False}])
-def test_weight_map_fills_each_row_once(
+def test_the_sources_fill_each_row_once(
     tmp_path: Path, architecture: str, overrides: dict[str, Any]
 ) -> None:
-    config = load_hf_config(make_checkpoint(tmp_path, architecture, **overrides)).decoder
-    decoder = make_decoder(config)
-    rows_filled = {
-        name: torch.zeros(p.shape[0], dtype=torch.int) for name, p in decoder.named_parameters()
-    }
-    _, recipe = find_recipe([architecture])
-    for slot in recipe.weight_map(config).values():
-        rows = rows_filled[slot.parameter]
-        size = len(rows) if slot.size is None else slot.size
-        assert slot.start + size <= len(rows)
-        rows[slot.start : slot.start + size] += 1
-    for name, rows in rows_filled.items():
-        assert bool((rows == 1).all()), name
+    plan = load_hf_config(make_checkpoint(tmp_path, architecture, **overrides)).plan
+    for parameter in plan.parameters.values():
+        assert len(list(fills(parameter))) == len(parameter.layouts)
+        for layout in parameter.layouts:
+            rows = [row for one in layout for row in range(one.start, one.start + one.count)]
+            expected = parameter.shape[0 if parameter.num_experts is None else 1]
+            assert sorted(rows) == list(range(expected)), parameter.name
 
 
 def test_formats_agree(tmp_path: Path) -> None:
@@ -103,7 +98,8 @@ def test_safetensors_come_first_unless_asked(tmp_path: Path) -> None:
     _assert_same(from_safetensors, _load(path))
     _assert_same(from_state_dict, _load(path, load_format="pt"))
     assert not torch.equal(
-        from_state_dict.embed_tokens.weight, from_safetensors.embed_tokens.weight
+        from_state_dict.by_name["embed_tokens.weight"],
+        from_safetensors.by_name["embed_tokens.weight"],
     )
 
 
@@ -146,8 +142,8 @@ def test_dummy_weights_need_no_file_and_repeat(tmp_path: Path) -> None:
     first, second = _load(path, load_format="dummy"), _load(path, load_format="dummy")
     _assert_same(first, second)
     assert all(bool(p.isfinite().all()) for p in first.parameters())
-    assert set(first.get_parameter("layers.0.attn_norm.weight").tolist()) == {1.0}
-    assert float(first.get_parameter("layers.0.mlp.down_proj.weight").std()) > 0.01
+    assert set(first.by_name["layers.0.attn_norm.weight"].tolist()) == {1.0}
+    assert float(first.by_name["layers.0.mlp.down_proj.weight"].std()) > 0.01
 
 
 def test_all_mismatched_tensors_are_named_at_once(tmp_path: Path) -> None:

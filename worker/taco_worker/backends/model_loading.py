@@ -62,6 +62,6 @@ def load_step_model(
     from taco_worker.backends.cpu.cpu_model import CpuModel
     from taco_worker.backends.cpu.cpu_weights import CpuWeights
 
-    weights = CpuWeights(model.decoder, kernels, dtype=dtype, quantization=wanted.quantization)
+    weights = CpuWeights(model.plan, kernels, dtype=dtype, quantization=wanted.quantization)
     load_weights(weights, model_dir, model, load_format=load_format, seed=wanted.seed)
-    return model, CpuModel(model.decoder, kernels, weights, kv_dtype=kv_dtype)
+    return model, CpuModel(model.plan, kernels, weights, kv_dtype=kv_dtype)

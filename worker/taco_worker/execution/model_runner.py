@@ -251,7 +251,7 @@ class ModelRunner:
         batch = self._batch
         num_top = batch.sampling.prompt_logprobs[rows.slots]
         token_ids = batch.tokens.at(rows.slots, rows.positions).long()
-        chunk_size = max(1, _MAX_PROMPT_LOGITS // self._model.config.vocab_size)
+        chunk_size = max(1, _MAX_PROMPT_LOGITS // self._model.plan.vocab_size)
         tables = []
         for start in range(0, rows.slots.size, chunk_size):
             chunk = slice(start, start + chunk_size)

@@ -82,10 +82,10 @@ def make_host_block_store(
     return HostBlockStore(
         memory,
         rows,
-        num_layers=model.config.num_layers,
+        num_layers=model.plan.num_layers,
         copy_stream=CudaCopyStream(transfers.device) if transfers.overlaps else None,
         is_lazy=config.lazy_loads,
-        prepare_copies=choose_block_copier(transfers, rows.shape[1] // model.config.num_layers),
+        prepare_copies=choose_block_copier(transfers, rows.shape[1] // model.plan.num_layers),
     )
 
 

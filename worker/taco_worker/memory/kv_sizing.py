@@ -29,7 +29,7 @@ def resolve_max_model_len(config: WorkerConfig, model: StepModel) -> int:
     Raises:
         ValueError: the configured length exceeds the model's limit.
     """
-    wanted_len, limit = config.model.max_model_len, model.config.max_position_embeddings
+    wanted_len, limit = config.model.max_model_len, model.plan.max_position_embeddings
     if wanted_len is not None and wanted_len > limit:
         raise ValueError(
             f"max_model_len {wanted_len} is more than the {limit} tokens that the model allows"

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from taco_common.json_file import read_json_object
-from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
 from taco_worker.models.rope_parsing import is_by_layer_type
 
@@ -40,7 +41,7 @@ class ModelConfig:
 
     directory: Path
     architecture: str
-    decoder: DecoderConfig
+    plan: ModelPlan
     checkpoint_dtype: str | None
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]
@@ -71,9 +72,9 @@ def load_hf_config(
         raise ValueError(f"{model_dir / 'config.json'} has no {error}") from None
     except (TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{model_dir} has a config with an invalid field: {error}") from None
-    if isinstance(config.decoder.positions, LearnedPositions) and (rope_scaling or rope_theta):
+    if not config.plan.has_rope and (rope_scaling or rope_theta):
         raise ValueError(
-            f"{config.architecture} has learned positions: rope settings do not apply to it"
+            f"{config.architecture} has no rotary positions: rope settings do not apply to it"
         )
     return config
 
@@ -89,7 +90,7 @@ def _parse(
     return ModelConfig(
         directory=model_dir,
         architecture=architecture,
-        decoder=recipe.decoder_config(hf_config),
+        plan=recipe(ConfigFields(hf_config), architecture),
         checkpoint_dtype=None if dtype is None else str(dtype),
         eos_token_ids=_eos_token_ids(generation, hf_config),
         sampling_defaults=MappingProxyType(

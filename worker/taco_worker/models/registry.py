@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
-from taco_worker.models.recipe import Recipe
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.model_plan import ModelPlan
+
+# Share of equal letters from which a name is taken for a mistyped one.
+_SIMILAR = 0.9
+
+# Makes the plan of one architecture from its config.json.
+Recipe = Callable[[ConfigFields, str], ModelPlan]
 
 _RECIPE_MODULES = {
     "GPT2LMHeadModel": "gpt2",
@@ -24,15 +32,19 @@ def find_recipe(architectures: Sequence[str]) -> tuple[str, Recipe]:
     """Find the first of `architectures` that has a recipe.
 
     Raises:
-        ValueError: none has one; the message lists the supported architectures.
+        ValueError: none has one; the message names the most similar supported architectures.
     """
     for architecture in architectures:
         if module_name := _RECIPE_MODULES.get(architecture):
             module = import_module(f"taco_worker.models.recipes.{module_name}")
-            recipe: Recipe = module.RECIPE
+            recipe: Recipe = module.plan
             return architecture, recipe
     named = ", ".join(architectures) or "(config.json names none)"
-    raise ValueError(
-        f"architecture {named} is not supported; supported are "
-        f"{', '.join(supported_architectures())}"
-    )
+    similar = [
+        one
+        for name in architectures
+        for one in get_close_matches(name, _RECIPE_MODULES, cutoff=_SIMILAR)
+    ]
+    shown = similar or supported_architectures()
+    hint = "did you mean" if similar else "supported are"
+    raise ValueError(f"architecture {named} is not supported; {hint} {', '.join(shown)}")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from taco_proto.steps import IntArray
 from taco_worker.devices.copy_stream import LayerCopies
-from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.dtypes import dtype_name
+from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.sampling.ops import SamplingOps
 
 
@@ -76,7 +76,7 @@ class StepModel(Protocol):
     """A decoder with its weights and its paged KV cache.
 
     Attributes:
-        config: the decoder's options.
+        plan: the model's declaration.
         weight_bytes: memory of the weights.
         description: device, threads and dtype for the log, such as "amx, 2 threads, bfloat16".
         sampling: the sampling operations for its logits.
@@ -86,7 +86,7 @@ class StepModel(Protocol):
         kv_layout: names the format of a block's bytes; a model with another name cannot use them.
     """
 
-    config: DecoderConfig
+    plan: ModelPlan
     weight_bytes: int
     description: str
     sampling: SamplingOps

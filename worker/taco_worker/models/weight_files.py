@@ -8,7 +8,7 @@ from typing import Literal
 
 from taco_common.json_file import JsonFileError, parse_json_object, read_json_object
 from taco_worker.models.config import ModelConfig
-from taco_worker.models.registry import find_recipe
+from taco_worker.models.weight_sources import WeightSources
 
 LoadFormat = Literal["auto", "safetensors", "pt", "dummy"]
 
@@ -52,17 +52,16 @@ def check_weight_files(model_dir: Path, config: ModelConfig, load_format: LoadFo
         raise ValueError(f"weight files in {model_dir} are empty: {', '.join(empty)}")
     if any(file.suffix != ".safetensors" for file in files):
         return
-    _, recipe = find_recipe([config.architecture])
-    missing = set(recipe.weight_map(config.decoder))
-    known = frozenset(missing)
+    sources = WeightSources(config.plan)
+    found: set[str] = set()
     unexpected: list[str] = []
     for file in files:
         for stored_name in stored_tensor_names(file):
-            name = recipe.canonical_name(stored_name, config.decoder)
-            if name is not None and name not in known:
+            name = sources.canonical(stored_name)
+            if name is not None and name not in sources.fills:
                 unexpected.append(stored_name)
-            missing.discard(name or "")
-    check_tensor_names(model_dir, sorted(missing), unexpected)
+            found.add(name or "")
+    check_tensor_names(model_dir, sources.missing(found), unexpected)
 
 
 def stored_tensor_names(path: Path) -> list[str]:

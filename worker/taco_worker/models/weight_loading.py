@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -12,27 +11,29 @@ from torch import Tensor
 
 from taco_common.progress import Progress
 from taco_worker.models.config import ModelConfig
-from taco_worker.models.recipe import WeightSlot
-from taco_worker.models.registry import find_recipe
+from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.tensor_files import iterate_tensors
 from taco_worker.models.weight_files import LoadFormat, check_tensor_names, find_weight_files
+from taco_worker.models.weight_sources import WeightSources
 
 
 class WeightSink(Protocol):
     """Receives parameters, whole or some rows at a time, in any order.
 
     Attributes:
-        shapes: of all parameters, by their names in `Decoder`.
         dtype, device: of random weights. A GPU makes billions of them in a second, a CPU in
             minutes.
     """
 
-    shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
     device: torch.device
 
-    def put(self, parameter: str, start: int, rows: Tensor) -> None:
-        """Store `rows` into the parameter from row `start`; they may be views of a file."""
+    def put(self, parameter: str, start: int, rows: Tensor, expert: int | None) -> None:
+        """Store `rows` into the parameter from row `start`; they may be views of a file.
+
+        Args:
+            expert: index on the parameter's first axis, if that is one of experts.
+        """
         ...
 
 
@@ -56,51 +57,45 @@ def load_weights(
             architecture's.
     """
     if load_format == "dummy":
-        _fill_randomly(sink, seed)
+        _fill_randomly(sink, config.plan, seed)
     else:
-        _fill_from_files(sink, config, find_weight_files(model_dir, load_format))
+        _fill_from_files(sink, config.plan, find_weight_files(model_dir, load_format))
 
 
-def _fill_from_files(sink: WeightSink, config: ModelConfig, files: list[Path]) -> None:
-    _, recipe = find_recipe([config.architecture])
-    slots = recipe.weight_map(config.decoder)
-    missing = set(slots)
+def _fill_from_files(sink: WeightSink, plan: ModelPlan, files: list[Path]) -> None:
+    sources = WeightSources(plan)
+    found: set[str] = set()
     unexpected: list[str] = []
     misshapen: list[str] = []
     with Progress("loading weights", sum(file.stat().st_size for file in files)) as progress:
         for stored_name, tensor in itertools.chain.from_iterable(map(iterate_tensors, files)):
-            name = recipe.canonical_name(stored_name, config.decoder)
+            name = sources.canonical(stored_name)
             if name is None:
                 continue
-            if name not in slots:
+            if name not in sources.fills:
                 unexpected.append(stored_name)
                 continue
-            missing.discard(name)
-            slot = slots[name]
-            wanted = _wanted_shape(sink.shapes[slot.parameter], slot)
-            if tuple(tensor.shape) == wanted:
-                turns = slot.transpose and tensor.ndim == 2
-                sink.put(slot.parameter, slot.start, tensor.T if turns else tensor)
-            else:
-                shapes = f"(is {list(tensor.shape)}, should be {list(wanted)})"
-                misshapen.append(f"{stored_name} {shapes}")
+            found.add(name)
+            for fill in sources.fills[name]:
+                if tuple(tensor.shape) == fill.stored_shape:
+                    sink.put(fill.parameter, fill.start, fill.rows(tensor), fill.expert)
+                else:
+                    shapes = f"(is {list(tensor.shape)}, should be {list(fill.stored_shape)})"
+                    misshapen.append(f"{stored_name} {shapes}")
+                    break
             progress.advance(tensor.nbytes)
-    check_tensor_names(files[0].parent, sorted(missing), unexpected, misshapen)
+    check_tensor_names(files[0].parent, sources.missing(found), unexpected, misshapen)
 
 
-def _wanted_shape(shape: tuple[int, ...], slot: WeightSlot) -> tuple[int, ...]:
-    """The shape that a stored tensor must have to fill `slot` of a parameter."""
-    wanted = shape if slot.size is None else (slot.size, *shape[1:])
-    return wanted[::-1] if slot.transpose else wanted
-
-
-def _fill_randomly(sink: WeightSink, seed: int) -> None:
+def _fill_randomly(sink: WeightSink, plan: ModelPlan, seed: int) -> None:
     """Random weights that keep activations in range: norms are 1, biases 0, matrices small."""
     generator = torch.Generator(sink.device).manual_seed(seed)
-    for name, shape in sink.shapes.items():
-        values = torch.empty(shape, dtype=sink.dtype, device=sink.device)
-        if len(shape) > 1:
-            values.normal_(std=shape[1] ** -0.5, generator=generator)
-        else:
-            values.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-        sink.put(name, 0, values)
+    for name, parameter in plan.parameters.items():
+        for expert in range(parameter.num_experts) if parameter.num_experts else [None]:
+            shape = parameter.shape if expert is None else parameter.shape[1:]
+            values = torch.empty(shape, dtype=sink.dtype, device=sink.device)
+            if parameter.initial is None:
+                values.normal_(std=shape[-1] ** -0.5, generator=generator)
+            else:
+                values.fill_(parameter.initial)
+            sink.put(name, 0, values, expert)

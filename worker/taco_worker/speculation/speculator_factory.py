@@ -59,7 +59,7 @@ def make_speculator(
         return Speculator(
             drafter,
             batch,
-            vocab_size=model.config.vocab_size,
+            vocab_size=model.plan.vocab_size,
             max_draft_tokens=max_draft_tokens(config, drafter),
             max_tree_paths=model.max_tree_paths,
         )
@@ -84,7 +84,7 @@ def _make_drafter(
         make = make_ngram if config.lookahead_config_dir is None else make_lookahead
         return make(
             config,
-            vocab_size=model.config.vocab_size,
+            vocab_size=model.plan.vocab_size,
             max_model_len=limits.max_model_len,
             eos_token_ids=limits.eos_token_ids,
             max_num_seqs=limits.max_num_seqs,

@@ -67,7 +67,7 @@ int main() {
         check_norms(subject);
         check_products(subject);
         check_attention(subject);
-        check_decoder(subject);
+        check_program(subject);
         check_sampling(subject);
         taco_pool_destroy(subject.pool);
         taco_pool_destroy(subject.single);

@@ -69,5 +69,5 @@ void check_rotary(const Subject& subject);
 void check_norms(const Subject& subject);
 void check_products(const Subject& subject);
 void check_attention(const Subject& subject);
-void check_decoder(const Subject& subject);
+void check_program(const Subject& subject);
 void check_sampling(const Subject& subject);

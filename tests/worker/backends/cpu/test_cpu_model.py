@@ -107,7 +107,7 @@ def test_bits_do_not_depend_on_neighbours_chunks_rows_or_threads(
 def test_most_likely_tokens_match_the_logits(checkpoint: Path, isa: str) -> None:
     model = load(checkpoint, isa, "bfloat16")
     PagedRunner(model)
-    hidden = torch.randn(70, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    hidden = torch.randn(70, model.plan.hidden_size, generator=torch.Generator().manual_seed(1))
     expected = model.compute_logits(hidden).argmax(-1)
     assert torch.equal(model.most_likely(hidden).long(), expected)
 

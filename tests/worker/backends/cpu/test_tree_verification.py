@@ -55,7 +55,7 @@ def load(checkpoint: Path, isa: str, kind: str) -> StepModel:
 
 def poison(model: StepModel) -> None:
     """Fill all blocks with NaN before they are written."""
-    model._decoder.cache.memory.fill_(0xFF)  # type: ignore[attr-defined]
+    model._runner.cache.memory.fill_(0xFF)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", TYPES)

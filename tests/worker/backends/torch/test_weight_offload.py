@@ -26,9 +26,9 @@ def load(path: Path, cpu_offload_gb: float = 0.0) -> TorchModel:
 def test_offloaded_layers_compute_the_same(tmp_path: Path, num_offloaded: int) -> None:
     path = make_checkpoint(tmp_path, num_hidden_layers=4)
     plain = load(path)
-    layer_bytes = sum(parameter.nbytes for parameter in plain.decoder.layers[0].parameters())
+    layer_bytes = sum(parameter.nbytes for parameter in plain.network.layers[0].parameters())
     offloaded = load(path, (num_offloaded + 0.5) * layer_bytes / GIB)
-    storages = {p.untyped_storage().data_ptr() for p in offloaded.decoder.layers[-1].parameters()}
+    storages = {p.untyped_storage().data_ptr() for p in offloaded.network.layers[-1].parameters()}
     assert len(storages) == 1  # of the buffer that the layer is copied into
     runners = PagedRunner(plain), PagedRunner(offloaded)
     for chunk in ({"a": [5, 6, 7, 8]}, {"a": [9], "b": [4, 3]}, {"a": [2], "b": [1]}):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.decoder import CpuDecoder
 from taco_kernels.cpu.kv_cache import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.cpu.program import ProgramRunner
 from taco_kernels.library import CpuKernels
 from taco_proto.steps import IntArray
+from taco_worker.backends.cpu.assembly import Assembly
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
 from taco_worker.backends.cpu.tree_paths import TreePaths, cut_into_paths
 from taco_worker.devices.copy_stream import LayerCopies
-from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.dtypes import dtype_name
+from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers, describe
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.ops import SamplingOps
@@ -30,14 +31,14 @@ class CpuModel:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        plan: ModelPlan,
         kernels: CpuKernels,
         weights: CpuWeights,
         *,
         kv_dtype: torch.dtype,
     ) -> None:
         """`weights` must be loaded."""
-        self.config = config
+        self.plan = plan
         self.weight_bytes = weights.nbytes
         self.description = describe(kernels.isa, kernels.num_threads, weights.matrix_dtype)
         self.sampling: SamplingOps = CpuSampling(kernels)
@@ -49,7 +50,8 @@ class CpuModel:
         self._kernels = kernels
         self._weights = weights
         self._kv_dtype = kv_dtype
-        self._decoder: CpuDecoder | None = None
+        self._runner: ProgramRunner | None = None
+        self._assembly: Assembly | None = None
         self._num_blocks = 0
         self._paths: TreePaths | None = None
 
@@ -58,10 +60,10 @@ class CpuModel:
         return self._ready().kept_hidden
 
     def keep_hidden(self, layers: tuple[int, ...]) -> None:
-        check_kept_layers(layers, self.config.num_layers)
+        check_kept_layers(layers, self.plan.num_layers)
         self._kept_layers = layers
-        if self._decoder is not None:
-            self._decoder.keep_hidden(layers)
+        if self._runner is not None:
+            self._runner.keep_hidden(layers)
 
     def kv_block_bytes(self, block_size: int) -> int:
         if block_size % PANEL:
@@ -69,7 +71,7 @@ class CpuModel:
                 f"a block size of {block_size} is not supported on a CPU: it must be a multiple of "
                 f"{PANEL}"
             )
-        return block_bytes(self._kv_dtype, block_size, self.config.kv_entries)
+        return block_bytes(self._kv_dtype, block_size, self.plan.kv_entries)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """As `StepModel`, with spare blocks for tree paths after the requested blocks."""
@@ -78,10 +80,11 @@ class CpuModel:
             num_blocks + _num_spares(block_size),
             self._kv_dtype,
             block_size,
-            self.config.kv_entries,
+            self.plan.kv_entries,
         )
-        self._decoder = CpuDecoder(self._kernels, self._weights.assemble(max_model_len), cache)
-        self._decoder.keep_hidden(self._kept_layers)
+        self._assembly = Assembly(self.plan, self._weights, max_model_len)
+        self._runner = self._assembly.runner(self._kernels, cache)
+        self._runner.keep_hidden(self._kept_layers)
 
     @property
     def kv_rows(self) -> Tensor:
@@ -91,20 +94,20 @@ class CpuModel:
         pending_copies.wait()
 
     def forward(self, inputs: ModelInput) -> Tensor:
-        decoder = self._ready()
+        runner = self._ready()
         query_start, seq_lens = inputs.query_start, inputs.seq_lens
         block_tables, copies = inputs.block_tables, None
         if inputs.parents is not None:
-            block_size = decoder.cache.block_size
+            block_size = runner.cache.block_size
             paths = cut_into_paths(inputs, block_size, self._num_blocks, _num_spares(block_size))
             query_start, seq_lens = paths.query_start, paths.seq_lens
             block_tables, copies = paths.block_tables, SlotCopies(paths.sources, paths.targets)
             # Zero what a path does not write in its blocks, so that sums stay clean. NumPy does it
             # on this thread: torch's threads, once woken, would occupy cores for milliseconds.
-            spares = decoder.cache.memory[self._num_blocks :][: paths.num_spares]
+            spares = runner.cache.memory[self._num_blocks :][: paths.num_spares]
             spares.numpy().fill(0)
             self._paths = paths
-        return decoder.forward(
+        return runner.forward(
             inputs.token_ids.numpy(),
             inputs.positions,
             query_start,
@@ -133,7 +136,7 @@ class CpuModel:
         return self._ready().most_likely_logprobs(hidden)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        return self._ready().embed(token_ids)
+        return self._weights.embed(token_ids)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         kernels, dtype = self._kernels, self._weights.dtype
@@ -151,10 +154,10 @@ class CpuModel:
     def tune(self, *, between_steps: bool) -> bool:
         return False
 
-    def _ready(self) -> CpuDecoder:
-        if self._decoder is None:
+    def _ready(self) -> ProgramRunner:
+        if self._runner is None:
             raise RuntimeError("the KV cache has not been allocated")
-        return self._decoder
+        return self._runner
 
 
 def _num_spares(block_size: int) -> int:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.decoder import Layer, Norm, Weights
 from taco_kernels.cpu.matmul import PackedMatrix
 from taco_kernels.library import CpuKernels
-from taco_worker.backends.torch.decoder_weights import parameter_shapes
-from taco_worker.layers.rotary import cos_sin_table
-from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
+from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
+from taco_worker.backends.cpu.lowering import lower_plan
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.ops.embed import Embed
+from taco_worker.models.plan.ops.linear import Linear
 
-_TABLES = ("embed_tokens", "embed_positions")
 _STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
+_MATRIX_TYPES: dict[torch.dtype, MatrixType] = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
 }
 
 
@@ -32,104 +30,67 @@ class CpuWeights:
     and holds the same numbers, embeddings are read from it; otherwise they stay in the mapped file.
 
     Attributes:
+        program: the plan, lowered for these matrices.
         matrix_dtype: the stored dtype of matrices.
-        nbytes: memory of the weights without the embeddings, of which only used rows are read.
+        matrices, vectors, tables: by parameter.
     """
 
     def __init__(
         self,
-        config: DecoderConfig,
+        plan: ModelPlan,
         kernels: CpuKernels,
         *,
         dtype: torch.dtype,
         quantization: str | None,
     ) -> None:
-        """Raises ValueError for options that the kernels do not support."""
-        if config.activation not in _ACTIVATIONS:
-            known = ", ".join(sorted(_ACTIVATIONS))
-            raise ValueError(f"unknown activation {config.activation!r}; known: {known}")
-        self.shapes: Mapping[str, tuple[int, ...]] = parameter_shapes(config)
+        """Raises ValueError for ops that the kernels do not support."""
         self.dtype = dtype
         self.device = torch.device("cpu")
-        self._config = config
-        self._kernels = kernels
         self.matrix_dtype = torch.int8 if quantization == "int8" else dtype
-        self._matrices: dict[str, PackedMatrix] = {}
-        self._vectors: dict[str, Tensor] = {}
-        self._tables: dict[str, Tensor] = {}
+        self.matrices: dict[str, PackedMatrix] = {}
+        self.vectors: dict[str, Tensor] = {}
+        self.tables: dict[str, Tensor] = {}
+        self._plan = plan
+        self._kernels = kernels
+        ops = list(chain(plan.ops, plan.logits))
+        linears = [op for op in ops if isinstance(op, Linear)]
+        self._linear_weights = {op.weight for op in linears}
+        self._weight_of_bias = {op.bias: op.weight for op in linears if op.bias is not None}
+        self._table_names = {op.table for op in ops if isinstance(op, Embed)}
+        kind = _MATRIX_TYPES[self.matrix_dtype]
+        self.program: LoweredProgram = lower_plan(plan, dict.fromkeys(self._linear_weights, kind))
 
-    def put(self, parameter: str, start: int, rows: Tensor) -> None:
+    def put(self, parameter: str, start: int, rows: Tensor, expert: int | None) -> None:
         rows = (rows if rows.dtype in _STORED_DTYPES else rows.float()).contiguous()
-        module, _, kind = parameter.rpartition(".")
-        if module in _TABLES:
-            is_tied = module == "embed_tokens" and self._config.tied_embeddings
-            if is_tied:
-                self._matrix("lm_head", parameter).pack(self._kernels, rows)
+        if parameter in self._linear_weights:
+            self._matrix(parameter).pack(self._kernels, rows, start)
+        if parameter in self._table_names:
             # Packed with the same numbers, they need not be kept twice.
-            if not is_tied or rows.dtype != self.matrix_dtype:
-                self._tables[module] = rows
-        elif kind == "bias" and f"{module}.weight" in self.shapes and not module.endswith("norm"):
-            self._matrix(module, f"{module}.weight").set_bias(rows, start)
-        elif rows.ndim == 2:
-            self._matrix(module, parameter).pack(self._kernels, rows, start)
-        else:
-            self._vectors[parameter] = rows.float()
+            if parameter not in self._linear_weights or rows.dtype != self.matrix_dtype:
+                self.tables[parameter] = rows
+        elif weight := self._weight_of_bias.get(parameter):
+            self._matrix(weight).set_bias(rows, start)
+        elif parameter not in self._linear_weights:
+            shape = self._plan.parameters[parameter].shape
+            vector = self.vectors.setdefault(parameter, torch.empty(shape))
+            vector[start : start + rows.shape[0]] = rows
 
     @property
     def nbytes(self) -> int:
-        matrices = sum(matrix.nbytes for matrix in self._matrices.values())
-        return matrices + sum(vector.nbytes for vector in self._vectors.values())
+        """Memory of the weights without embeddings, of which only used rows are read."""
+        matrices = sum(matrix.nbytes for matrix in self.matrices.values())
+        return matrices + sum(vector.nbytes for vector in self.vectors.values())
 
-    def assemble(self, num_positions: int) -> Weights:
-        """All weights, once every parameter was put; rotary angles for `num_positions`."""
-        config, positions = self._config, self._config.positions
-        rotary = None
-        if not isinstance(positions, LearnedPositions):
-            table = cos_sin_table(positions, config.head_dim, num_positions, self.device)
-            cosines, sines = table.chunk(2, dim=1)
-            rotary = cosines.contiguous(), sines.contiguous()
-        return Weights(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            norm=config.norm,
-            norm_eps=config.norm_eps,
-            activation=_ACTIVATIONS[config.activation],
-            attention_scale=config.attention_scale,
-            pre_norm=config.pre_norm,
-            gated_mlp=config.gated_mlp,
-            embeddings=self._tables.get("embed_tokens"),
-            positions=self._tables.get("embed_positions"),
-            position_offset=positions.offset if isinstance(positions, LearnedPositions) else 0,
-            rotary=rotary,
-            embed_in=self._matrices.get("embed_in_proj"),
-            embed_out=self._matrices.get("embed_out_proj"),
-            final_norm=self._norm("final_norm") if config.final_norm else None,
-            lm_head=self._matrices["lm_head"],
-            layers=[self._layer(index) for index in range(config.num_layers)],
-        )
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings, float32 [num_rows, embedding_size], of token ids [num_rows]."""
+        name = self._plan.embedding_table
+        if name in self.tables:
+            return self.tables[name][token_ids].float()
+        return self.matrices[name].rows(token_ids).float()
 
-    def _matrix(self, module: str, parameter: str) -> PackedMatrix:
-        """The matrix of `module`, with the shape of `parameter`."""
-        if module not in self._matrices:
-            n, k = self.shapes[parameter]
-            self._matrices[module] = PackedMatrix(
-                n, k, self.matrix_dtype, gated=module.endswith("gate_up_proj")
-            )
-        return self._matrices[module]
-
-    def _layer(self, index: int) -> Layer:
-        name = f"layers.{index}"
-        up = "gate_up_proj" if self._config.gated_mlp else "up_proj"
-        return Layer(
-            attn_norm=self._norm(f"{name}.attn_norm"),
-            mlp_norm=self._norm(f"{name}.mlp_norm"),
-            qkv=self._matrices[f"{name}.attn.qkv_proj"],
-            out=self._matrices[f"{name}.attn.out_proj"],
-            up=self._matrices[f"{name}.mlp.{up}"],
-            down=self._matrices[f"{name}.mlp.down_proj"],
-            sliding_window=self._config.sliding_windows[index] or 0,
-        )
-
-    def _norm(self, name: str) -> Norm:
-        return Norm(self._vectors[f"{name}.weight"], self._vectors.get(f"{name}.bias"))
+    def _matrix(self, parameter: str) -> PackedMatrix:
+        if parameter not in self.matrices:
+            n, k = self._plan.parameters[parameter].shape
+            gated = parameter in self.program.gated
+            self.matrices[parameter] = PackedMatrix(n, k, self.matrix_dtype, gated=gated)
+        return self.matrices[parameter]

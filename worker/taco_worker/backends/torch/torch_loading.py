@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -14,8 +15,8 @@ from taco_worker.attention.backend import (
     default_attention_backend,
 )
 from taco_worker.backends.torch.cuda_graphs import CudaGraphs
-from taco_worker.backends.torch.decoder import Decoder
-from taco_worker.backends.torch.decoder_weights import load_model, parameter_shapes
+from taco_worker.backends.torch.plan_network import PlanNetwork
+from taco_worker.backends.torch.plan_weights import load_network
 from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.backends.torch.weight_offload import buffer_bytes, num_host_layers, offload_layers
 from taco_worker.devices.selection import check_dtype, check_weights_fit
@@ -93,19 +94,19 @@ def load_torch_model(
         hosted = sizes.layers[len(sizes.layers) - on_host :]
         on_device = sizes.total - sum(hosted) + buffer_bytes(hosted)
         check_weights_fit(on_device, torch.cuda.mem_get_info(device)[0])
-    decoder = Decoder(
-        model.decoder,
+    network = PlanNetwork(
+        model.plan,
         parts.attention,
         parts.layers,
         dtype=dtype,
         device=device,
         num_host_layers=on_host,
     )
-    load_model(decoder, model_dir, model, load_format=load_format, seed=config.model.seed)
+    load_network(network, model_dir, model, load_format=load_format, seed=config.model.seed)
     if on_host:
-        offload_layers(decoder, list(decoder.layers)[-on_host:], device)
+        offload_layers(network, list(network.layers)[-on_host:], device)
     return TorchModel(
-        decoder,
+        network,
         transfers,
         description=parts.description,
         sampling=parts.sampling,
@@ -134,10 +135,10 @@ class _WeightSizes:
 
 
 def _weight_sizes(model: ModelConfig, dtype: torch.dtype) -> _WeightSizes:
-    layers = [0] * model.decoder.num_layers
+    layers = [0] * model.plan.num_layers
     total = 0
-    for name, shape in parameter_shapes(model.decoder).items():
-        size = torch.Size(shape).numel() * dtype.itemsize
+    for name, parameter in model.plan.parameters.items():
+        size = prod(parameter.shape) * dtype.itemsize
         total += size
         if name.startswith("layers."):
             layers[int(name.split(".")[1])] += size

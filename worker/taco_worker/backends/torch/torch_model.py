@@ -12,7 +12,7 @@ from taco_worker.attention.kv_cache import KVCache, bytes_per_block
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.tree_masks import TreeMasks, tree_masks
 from taco_worker.backends.torch.cuda_graphs import CudaGraphs
-from taco_worker.backends.torch.decoder import Decoder
+from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.dtypes import dtype_name
@@ -29,7 +29,7 @@ class TorchModel:
 
     def __init__(
         self,
-        decoder: Decoder,
+        network: PlanNetwork,
         transfers: Transfers,
         *,
         description: str,
@@ -38,39 +38,39 @@ class TorchModel:
         graphs: CudaGraphs | None = None,
     ) -> None:
         """`graphs`: CUDA graphs for steps of few tokens, whose launches dominate otherwise."""
-        self.config = decoder.config
-        self.weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
+        self.plan = network.plan
+        self.weight_bytes = sum(parameter.nbytes for parameter in network.parameters())
         self.description = description
         self.sampling = sampling
-        self.max_tree_paths = _ANY if decoder.supports_trees else 0
-        self.device = decoder.device
-        self.hidden_dtype = decoder.dtype
-        self.kv_layout = f"torch on {decoder.device.type}, {dtype_name(kv_dtype)}"
-        self.kept_hidden = torch.empty((0, 0), dtype=decoder.dtype, device=decoder.device)
-        self.decoder = decoder
+        self.max_tree_paths = _ANY if network.supports_trees else 0
+        self.device = network.device
+        self.hidden_dtype = network.dtype
+        self.kv_layout = f"torch on {network.device.type}, {dtype_name(kv_dtype)}"
+        self.kept_hidden = torch.empty((0, 0), dtype=network.dtype, device=network.device)
+        self.network = network
         self._transfers = transfers
         self._kv_dtype = kv_dtype
         self._graphs = graphs
         self._kv_cache: KVCache | None = None
 
     def keep_hidden(self, layers: tuple[int, ...]) -> None:
-        check_kept_layers(layers, self.config.num_layers)
-        self.decoder.kept_layers = layers
+        check_kept_layers(layers, self.plan.num_layers)
+        self.network.kept_layers = layers
 
     def kv_block_bytes(self, block_size: int) -> int:
-        return bytes_per_block(self.config.kv_entries, block_size, self._kv_dtype)
+        return bytes_per_block(self.plan.kv_entries, block_size, self._kv_dtype)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         self._kv_cache = None  # free the old cache before allocating the new one
         if self._graphs is not None:
             self._graphs.clear()
-        self.decoder.prepare_positions(max_model_len)
+        self.network.prepare_positions(max_model_len)
         self._kv_cache = KVCache(
-            self.config.kv_entries,
+            self.plan.kv_entries,
             num_blocks,
             block_size,
             self._kv_dtype,
-            self.decoder.device,
+            self.network.device,
         )
         if self._graphs is not None:
             self._graphs.prepare(self._run, block_size=block_size, max_model_len=max_model_len)
@@ -87,7 +87,7 @@ class TorchModel:
         if graph is not None:
             self._cache().pending_copies.wait()  # the graph was captured without waits
         hidden = self._run_eagerly(inputs) if graph is None else graph.run(inputs)
-        hidden_size = self.config.hidden_size
+        hidden_size = self.plan.hidden_size
         self.kept_hidden, hidden = hidden[:, hidden_size:], hidden[:, :hidden_size]
         if inputs.output_rows.size == hidden.shape[0]:
             return hidden
@@ -103,10 +103,10 @@ class TorchModel:
             self._cache().copy_tokens(*self._transfers.upload(sources[moved], targets[moved]))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.decoder.compute_logits(hidden)
+        return self.network.compute_logits(hidden)
 
     def most_likely(self, hidden: Tensor) -> Tensor:
-        return most_likely(self.decoder.project(hidden))
+        return most_likely(self.network.project(hidden))
 
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         logits, count = self.compute_logits(hidden), hidden.shape[0]
@@ -116,7 +116,7 @@ class TorchModel:
         return token_ids, logprobs[:, 0]
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        embedded: Tensor = self.decoder.embed_tokens(token_ids)
+        embedded: Tensor = self.network.embed(token_ids)
         return embedded
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -157,7 +157,7 @@ class TorchModel:
         return self._run(inputs.token_ids, positions, metadata)
 
     def _run(self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        hidden: Tensor = self.decoder(token_ids, positions, self._cache(), metadata)
+        hidden: Tensor = self.network(token_ids, positions, self._cache(), metadata)
         return hidden
 
     def _cache(self) -> KVCache:

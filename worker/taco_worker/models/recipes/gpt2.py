@@ -2,74 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.attention_block import AttentionSpec, Heads, attention
+from taco_worker.models.plan.builder import Module, PlanBuilder, layer_norm
+from taco_worker.models.plan.mlp_block import mlp, plain_mlp
+from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
+from taco_worker.models.plan.views import Transpose
 
-from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
-from taco_worker.models.recipe import Recipe, WeightMap, whole
+# Bare GPT2Model files lack the prefix; causal masks are stored as buffers.
+_NAMES = TensorNames((("transformer.", ""),), (r"\.attn\.(masked_)?bias$",))
 
 
-def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:
-    if hf.get("scale_attn_by_inverse_layer_idx", False):
-        raise ValueError("GPT-2 with attention scaled by layer is not supported")
-    if hf.get("add_cross_attention", False):
-        raise ValueError("GPT-2 with cross attention is not supported")
-    hidden_size, num_heads = hf["n_embd"], hf["n_head"]
+def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.only("scale_attn_by_inverse_layer_idx", False)
+    fields.only("add_cross_attention", False)
+    hidden_size, num_heads = fields.size("n_embd"), fields.size("n_head")
+    length = fields.size("n_positions")
     head_dim = hidden_size // num_heads
-    return DecoderConfig(
-        vocab_size=hf["vocab_size"],
-        hidden_size=hidden_size,
-        embedding_size=hidden_size,
-        intermediate_size=hf.get("n_inner") or 4 * hidden_size,
-        num_layers=hf["n_layer"],
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=head_dim,
-        max_position_embeddings=hf["n_positions"],
-        positions=LearnedPositions(hf["n_positions"], offset=0),
-        norm="layer",
-        norm_eps=hf.get("layer_norm_epsilon", 1e-5),
-        pre_norm=True,
-        final_norm=True,
-        activation=hf.get("activation_function", "gelu_new"),
-        gated_mlp=False,
-        qkv_bias=True,
-        attn_out_bias=True,
-        mlp_bias=True,
-        sliding_windows=(None,) * hf["n_layer"],
-        attention_scale=head_dim**-0.5 if hf.get("scale_attn_weights", True) else 1.0,
-        tied_embeddings=hf.get("tie_word_embeddings", True),
-    )
+    heads = Heads(num_heads, num_heads, head_dim)
+    size = fields.optional_size("n_inner") or 4 * hidden_size
+    activation = fields.activation("activation_function", default="gelu_new")
+    scale = head_dim**-0.5 if fields.flag("scale_attn_weights", default=True) else 1.0
+    norm = layer_norm(fields.epsilon("layer_norm_epsilon", default=1e-5))
+    b = PlanBuilder(vocab_size=fields.size("vocab_size"), hidden_size=hidden_size)
+    b.embed("wte")
+    b.embed_positions("wpe", length)
+    for _ in range(fields.size("n_layer")):
+        with b.layer():
+            h = b.norm(b.stream, "attn_norm", "h.{layer}.ln_1", norm)
+            spec = AttentionSpec(
+                heads,
+                heads.packed("h.{layer}.attn.c_attn", Transpose()),
+                _conv1d("attn.c_proj", hidden_size),
+                scale,
+                qkv_bias=True,
+                out_bias=True,
+            )
+            b.residual(attention(b, h, spec))
+            h = b.norm(b.stream, "mlp_norm", "h.{layer}.ln_2", norm)
+            up, down = _conv1d("mlp.c_fc", size), _conv1d("mlp.c_proj", hidden_size)
+            b.residual(mlp(b, h, plain_mlp(up, down, activation)))
+    b.final_norm("ln_f", norm)
+    b.head("lm_head", tied=fields.flag("tie_word_embeddings", default=True))
+    return b.build(architecture, length, _NAMES)
 
 
-def weight_map(config: DecoderConfig) -> WeightMap:
-    slots = whole("wte", "embed_tokens", bias=False)
-    slots |= whole("wpe", "embed_positions", bias=False)
-    for layer in range(config.num_layers):
-        source, target = f"h.{layer}", f"layers.{layer}"
-        slots |= whole(f"{source}.ln_1", f"{target}.attn_norm", bias=True)
-        slots |= _conv1d(f"{source}.attn.c_attn", f"{target}.attn.qkv_proj")
-        slots |= _conv1d(f"{source}.attn.c_proj", f"{target}.attn.out_proj")
-        slots |= whole(f"{source}.ln_2", f"{target}.mlp_norm", bias=True)
-        slots |= _conv1d(f"{source}.mlp.c_fc", f"{target}.mlp.up_proj")
-        slots |= _conv1d(f"{source}.mlp.c_proj", f"{target}.mlp.down_proj")
-    slots |= whole("ln_f", "final_norm", bias=True)
-    if not config.tied_embeddings:
-        slots |= whole("lm_head", "lm_head", bias=False)
-    return slots
-
-
-def _conv1d(source: str, target: str) -> WeightMap:
-    return whole(source, target, bias=True, transpose=True)
-
-
-def canonical_name(name: str, config: DecoderConfig) -> str | None:
-    """Drop causal masks, stored as buffers; add the prefix that bare GPT2Model files lack."""
-    if name.endswith((".attn.bias", ".attn.masked_bias")):
-        return None
-    if name == "lm_head.weight" and config.tied_embeddings:
-        return None
-    return name.removeprefix("transformer.")
-
-
-RECIPE = Recipe(decoder_config, weight_map, canonical_name)
+def _conv1d(name: str, size: int) -> Module:
+    return Module(f"h.{{layer}}.{name}", size, (Transpose(),))

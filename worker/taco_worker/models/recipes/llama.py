@@ -2,90 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from taco_worker.models.decoder_config import DecoderConfig
-from taco_worker.models.recipe import Recipe, WeightMap, fused, whole
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.attention_block import AttentionSpec, Heads, RopeSpec, attention
+from taco_worker.models.plan.builder import Module, PlanBuilder, rms
+from taco_worker.models.plan.mlp_block import gated_mlp, mlp
+from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
 from taco_worker.models.rope import scaled_max_position_embeddings
 from taco_worker.models.rope_parsing import parse_rotary
 
+TENSOR_NAMES = TensorNames(ignored=(r"\.rotary_emb\.inv_freq$",))
+SELF_ATTENTION = "model.layers.{layer}.self_attn"
 
-def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:
-    num_heads = hf["num_attention_heads"]
-    num_layers = hf["num_hidden_layers"]
-    head_dim = hf.get("head_dim") or hf["hidden_size"] // num_heads
-    rotary = parse_rotary(hf)
-    attention_bias = hf.get("attention_bias", False)
-    return DecoderConfig(
-        vocab_size=hf["vocab_size"],
-        hidden_size=hf["hidden_size"],
-        embedding_size=hf["hidden_size"],
-        intermediate_size=hf["intermediate_size"],
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=hf.get("num_key_value_heads") or num_heads,
-        head_dim=head_dim,
-        max_position_embeddings=scaled_max_position_embeddings(
-            rotary, hf["max_position_embeddings"]
-        ),
-        positions=rotary,
-        norm="rms",
-        norm_eps=hf.get("rms_norm_eps", 1e-6),
-        pre_norm=True,
-        final_norm=True,
-        activation=hf.get("hidden_act", "silu"),
-        gated_mlp=True,
-        qkv_bias=attention_bias,
-        attn_out_bias=attention_bias,
-        mlp_bias=hf.get("mlp_bias", False),
-        sliding_windows=(None,) * num_layers,
-        attention_scale=head_dim**-0.5,
-        tied_embeddings=hf.get("tie_word_embeddings", False),
+
+def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    bias = fields.flag("attention_bias", default=False)
+    return llama(fields, architecture, qkv_bias=bias, out_bias=bias)
+
+
+def llama(
+    fields: ConfigFields,
+    architecture: str,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    windows: Sequence[int | None] | None = None,
+) -> ModelPlan:
+    """`windows`: per layer, the number of tokens that a token sees; None is all."""
+    hidden_size = fields.size("hidden_size")
+    heads = read_heads(fields)
+    size, activation = (
+        fields.size("intermediate_size"),
+        fields.activation("hidden_act", default="silu"),
     )
-
-
-def weight_map(config: DecoderConfig) -> WeightMap:
-    query_size = config.num_heads * config.head_dim
-    kv_size = config.num_kv_heads * config.head_dim
-    slots = whole("model.embed_tokens", "embed_tokens", bias=False)
-    for layer in range(config.num_layers):
-        source, target = f"model.layers.{layer}", f"layers.{layer}"
-        slots |= whole(f"{source}.input_layernorm", f"{target}.attn_norm", bias=False)
-        slots |= fused(
-            {
-                f"{source}.self_attn.q_proj": query_size,
-                f"{source}.self_attn.k_proj": kv_size,
-                f"{source}.self_attn.v_proj": kv_size,
-            },
-            f"{target}.attn.qkv_proj",
-            bias=config.qkv_bias,
+    mlp_bias = fields.flag("mlp_bias", default=False)
+    norm = rms(fields.epsilon("rms_norm_eps", default=1e-6))
+    rotary = parse_rotary(fields.values)
+    b = PlanBuilder(vocab_size=fields.size("vocab_size"), hidden_size=hidden_size)
+    if rotary.partial_rotary_factor != 1.0:
+        raise ValueError(
+            f"partial_rotary_factor {rotary.partial_rotary_factor} is not supported, only 1"
         )
-        slots |= whole(
-            f"{source}.self_attn.o_proj", f"{target}.attn.out_proj", bias=config.attn_out_bias
-        )
-        slots |= whole(f"{source}.post_attention_layernorm", f"{target}.mlp_norm", bias=False)
-        slots |= fused(
-            {
-                f"{source}.mlp.gate_proj": config.intermediate_size,
-                f"{source}.mlp.up_proj": config.intermediate_size,
-            },
-            f"{target}.mlp.gate_up_proj",
-            bias=config.mlp_bias,
-        )
-        slots |= whole(f"{source}.mlp.down_proj", f"{target}.mlp.down_proj", bias=config.mlp_bias)
-    slots |= whole("model.norm", "final_norm", bias=False)
-    if not config.tied_embeddings:
-        slots |= whole("lm_head", "lm_head", bias=False)
-    return slots
+    rotary_dim = rotary.rotary_dim(heads.head_dim)
+    rope = RopeSpec(b.rope_table("rope", rotary, rotary_dim), rotary_dim)
+    b.embed("model.embed_tokens")
+    for _ in range(fields.size("num_hidden_layers")):
+        with b.layer() as layer:
+            h = b.norm(b.stream, "attn_norm", "model.layers.{layer}.input_layernorm", norm)
+            spec = AttentionSpec(
+                heads,
+                heads.separate(*(f"{SELF_ATTENTION}.{name}_proj" for name in "qkv")),
+                Module(f"{SELF_ATTENTION}.o_proj", hidden_size),
+                heads.head_dim**-0.5,
+                rope,
+                qkv_bias=qkv_bias,
+                out_bias=out_bias,
+                window=None if windows is None else windows[layer],
+            )
+            b.residual(attention(b, h, spec))
+            h = b.norm(b.stream, "mlp_norm", "model.layers.{layer}.post_attention_layernorm", norm)
+            prefix = "model.layers.{layer}.mlp"
+            b.residual(mlp(b, h, gated_mlp(prefix, size, hidden_size, activation, bias=mlp_bias)))
+    b.final_norm("model.norm", norm)
+    b.head("lm_head", tied=fields.flag("tie_word_embeddings", default=False))
+    length = fields.size("max_position_embeddings")
+    return b.build(architecture, scaled_max_position_embeddings(rotary, length), TENSOR_NAMES)
 
 
-def canonical_name(name: str, config: DecoderConfig) -> str | None:
-    if name.endswith(".rotary_emb.inv_freq"):
-        return None
-    if name == "lm_head.weight" and config.tied_embeddings:
-        return None
-    return name
-
-
-RECIPE = Recipe(decoder_config, weight_map, canonical_name)
+def read_heads(fields: ConfigFields) -> Heads:
+    num_heads = fields.size("num_attention_heads")
+    head_dim = fields.optional_size("head_dim") or fields.size("hidden_size") // num_heads
+    return Heads(num_heads, fields.size("num_key_value_heads", default=num_heads), head_dim)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
-from taco_worker.models.decoder_config import DecoderConfig
-from taco_worker.models.recipe import Recipe
-from taco_worker.models.recipes import llama
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.recipes.llama import llama
 
 
-def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:
-    config = llama.decoder_config(hf)
-    return replace(config, sliding_windows=(hf.get("sliding_window"),) * config.num_layers)
-
-
-RECIPE = Recipe(decoder_config, llama.weight_map, llama.canonical_name)
+def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    windows = [fields.optional_size("sliding_window")] * fields.size("num_hidden_layers")
+    return llama(fields, architecture, windows=windows)

@@ -2,81 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
-from taco_worker.models.recipe import Recipe, WeightMap, fused, whole
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.attention_block import AttentionSpec, Heads, attention
+from taco_worker.models.plan.builder import Module, PlanBuilder, layer_norm
+from taco_worker.models.plan.mlp_block import mlp, plain_mlp
+from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
 
 # The first two rows of the position table are unused: fairseq numbers positions from the padding
 # index.
 _POSITION_OFFSET = 2
+# Files of the bare OPTModel lack the prefix.
+_NAMES = TensorNames((("model.", ""),))
 
 
-def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:
-    if not hf.get("layer_norm_elementwise_affine", True):
-        raise ValueError("OPT without layer norm weights is not supported")
-    hidden_size, num_heads = hf["hidden_size"], hf["num_attention_heads"]
-    pre_norm = hf.get("do_layer_norm_before", True)
-    bias = hf.get("enable_bias", True)
-    return DecoderConfig(
-        vocab_size=hf["vocab_size"],
+def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.only("layer_norm_elementwise_affine", True)
+    hidden_size, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    length, size = fields.size("max_position_embeddings"), fields.size("ffn_dim")
+    embedding_size = fields.optional_size("word_embed_proj_dim") or hidden_size
+    pre_norm = fields.flag("do_layer_norm_before", default=True)
+    bias = fields.flag("enable_bias", default=True)
+    activation = fields.activation("activation_function", default="relu")
+    heads = Heads(num_heads, num_heads, hidden_size // num_heads)
+    norm = layer_norm(1e-5)
+    layer = "decoder.layers.{layer}"
+    projects = embedding_size != hidden_size
+    b = PlanBuilder(
+        vocab_size=fields.size("vocab_size"),
         hidden_size=hidden_size,
-        embedding_size=hf.get("word_embed_proj_dim") or hidden_size,
-        intermediate_size=hf["ffn_dim"],
-        num_layers=hf["num_hidden_layers"],
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        max_position_embeddings=hf["max_position_embeddings"],
-        positions=LearnedPositions(hf["max_position_embeddings"], _POSITION_OFFSET),
-        norm="layer",
-        norm_eps=1e-5,
-        pre_norm=pre_norm,
-        final_norm=pre_norm and not hf.get("_remove_final_layer_norm", False),
-        activation=hf.get("activation_function", "relu"),
-        gated_mlp=False,
-        qkv_bias=bias,
-        attn_out_bias=bias,
-        mlp_bias=bias,
-        sliding_windows=(None,) * hf["num_hidden_layers"],
-        attention_scale=(hidden_size // num_heads) ** -0.5,
-        tied_embeddings=hf.get("tie_word_embeddings", True),
+        embedding_size=embedding_size,
     )
-
-
-def weight_map(config: DecoderConfig) -> WeightMap:
-    slots = whole("decoder.embed_tokens", "embed_tokens", bias=False)
-    slots |= whole("decoder.embed_positions", "embed_positions", bias=False)
-    if config.embedding_size != config.hidden_size:
-        slots |= whole("decoder.project_in", "embed_in_proj", bias=False)
-        slots |= whole("decoder.project_out", "embed_out_proj", bias=False)
-    for layer in range(config.num_layers):
-        source, target = f"decoder.layers.{layer}", f"layers.{layer}"
-        slots |= whole(f"{source}.self_attn_layer_norm", f"{target}.attn_norm", bias=True)
-        slots |= fused(
-            {f"{source}.self_attn.{name}_proj": config.hidden_size for name in "qkv"},
-            f"{target}.attn.qkv_proj",
-            bias=config.qkv_bias,
-        )
-        slots |= whole(
-            f"{source}.self_attn.out_proj", f"{target}.attn.out_proj", bias=config.attn_out_bias
-        )
-        slots |= whole(f"{source}.final_layer_norm", f"{target}.mlp_norm", bias=True)
-        slots |= whole(f"{source}.fc1", f"{target}.mlp.up_proj", bias=config.mlp_bias)
-        slots |= whole(f"{source}.fc2", f"{target}.mlp.down_proj", bias=config.mlp_bias)
-    if config.final_norm:
-        slots |= whole("decoder.final_layer_norm", "final_norm", bias=True)
-    if not config.tied_embeddings:
-        slots |= whole("lm_head", "lm_head", bias=False)
-    return slots
-
-
-def canonical_name(name: str, config: DecoderConfig) -> str | None:
-    """Add the prefix of OPTForCausalLM, which files of the bare OPTModel lack."""
-    if name == "lm_head.weight" and config.tied_embeddings:
-        return None
-    return name.removeprefix("model.")
-
-
-RECIPE = Recipe(decoder_config, weight_map, canonical_name)
+    b.embed("decoder.embed_tokens", project="decoder.project_in" if projects else None)
+    num_rows = length + _POSITION_OFFSET
+    b.embed_positions("decoder.embed_positions", num_rows, offset=_POSITION_OFFSET)
+    spec = AttentionSpec(
+        heads,
+        heads.separate(*(f"{layer}.self_attn.{name}_proj" for name in "qkv")),
+        Module(f"{layer}.self_attn.out_proj", hidden_size),
+        heads.head_dim**-0.5,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    up, down = Module(f"{layer}.fc1", size), Module(f"{layer}.fc2", hidden_size)
+    for _ in range(fields.size("num_hidden_layers")):
+        with b.layer():
+            for name, module, block in (
+                ("attn_norm", "self_attn_layer_norm", lambda x: attention(b, x, spec)),
+                (
+                    "mlp_norm",
+                    "final_layer_norm",
+                    lambda x: mlp(b, x, plain_mlp(up, down, activation, bias=bias)),
+                ),
+            ):
+                x = b.stream
+                if pre_norm:
+                    x = b.norm(x, name, f"{layer}.{module}", norm)
+                b.residual(block(x))
+                if not pre_norm:
+                    b.norm(b.stream, name, f"{layer}.{module}", norm, out=b.stream)
+    if pre_norm and not fields.flag("_remove_final_layer_norm", default=False):
+        b.final_norm("decoder.final_layer_norm", norm)
+    b.head(
+        "lm_head",
+        tied=fields.flag("tie_word_embeddings", default=True),
+        project="decoder.project_out" if projects else None,
+    )
+    return b.build(architecture, length, _NAMES)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
-from taco_worker.models.decoder_config import DecoderConfig
-from taco_worker.models.recipe import Recipe
-from taco_worker.models.recipes import llama
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.recipes.llama import llama
 
 
-def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:
-    config = llama.decoder_config(hf)
-    return replace(config, qkv_bias=True, sliding_windows=_sliding_windows(hf, config.num_layers))
+def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    return llama(fields, architecture, qkv_bias=True, windows=sliding_windows(fields))
 
 
-def _sliding_windows(hf: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+def sliding_windows(fields: ConfigFields) -> list[int | None] | None:
     """Layers from max_window_layers on have a window; newer configs list it in layer_types."""
-    if not hf.get("use_sliding_window", False):
-        return (None,) * num_layers
-    window = hf["sliding_window"]
-    if layer_types := hf.get("layer_types"):
-        return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-    first_sliding_layer = hf["max_window_layers"]
-    return tuple(window if layer >= first_sliding_layer else None for layer in range(num_layers))
-
-
-RECIPE = Recipe(decoder_config, llama.weight_map, llama.canonical_name)
+    if not fields.flag("use_sliding_window", default=False):
+        return None
+    window, num_layers = fields.size("sliding_window"), fields.size("num_hidden_layers")
+    if kinds := fields.per_layer("layer_types", num_layers):
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+    first = fields.number("max_window_layers")
+    return [window if layer >= first else None for layer in range(num_layers)]

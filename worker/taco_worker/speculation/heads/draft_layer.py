@@ -8,11 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from taco_proto.errors import ConfigurationError
 from taco_worker.layers.rotary import cos_sin_table
-from taco_worker.models.decoder_config import DecoderConfig
-from taco_worker.models.rope import RotaryConfig
 from taco_worker.models.step_model import Linear, StepModel
+from taco_worker.speculation.heads.draft_config import DraftConfig
 from taco_worker.speculation.heads.head_checkpoint import HeadTensors
 
 
@@ -25,7 +23,7 @@ class RMSNorm:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def load_norm(name: str, tensors: HeadTensors, config: DecoderConfig, target: StepModel) -> RMSNorm:
+def load_norm(name: str, tensors: HeadTensors, config: DraftConfig, target: StepModel) -> RMSNorm:
     weight = tensors.take(f"{name}.weight", config.hidden_size)
     weight = weight.to(target.device, target.hidden_dtype, copy=True)
     return RMSNorm(weight, config.norm_eps)
@@ -41,7 +39,7 @@ class DraftLayer:
         self,
         tensors: HeadTensors,
         prefix: str,
-        config: DecoderConfig,
+        config: DraftConfig,
         target: StepModel,
         *,
         input_size: int,
@@ -53,16 +51,11 @@ class DraftLayer:
             input_size: input width of the attention's products.
 
         Raises:
-            ConfigurationError: tensors are missing or do not fit, or the activation is not SiLU.
+            ConfigurationError: tensors are missing or do not fit.
         """
-        if config.activation != "silu" or not isinstance(config.positions, RotaryConfig):
-            raise ConfigurationError(
-                f"heads with {config.activation!r} are not supported, only silu"
-            )
         self.config = config
         size, inner_size = config.hidden_size, config.intermediate_size
-        query_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
+        query_size, kv_size = config.heads.query_size, config.heads.kv_size
 
         def linear(sizes: dict[str, int], input_size: int) -> Linear:
             """Fuse products of one input; their outputs are side by side."""
@@ -80,7 +73,8 @@ class DraftLayer:
         self._gate_up = linear({"mlp.gate_proj": inner_size, "mlp.up_proj": inner_size}, size)
         self._down = linear({"mlp.down_proj": size}, inner_size)
         self._mlp_norm = load_norm(f"{prefix}post_attention_layernorm", tensors, config, target)
-        table = cos_sin_table(config.positions, config.head_dim, num_positions, target.device)
+        head_dim = config.heads.head_dim
+        table = cos_sin_table(config.rotary, head_dim, num_positions, target.device)
         self._cos_sin = table.to(target.hidden_dtype)
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -90,7 +84,7 @@ class DraftLayer:
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """x [num_rows, input_size] to [num_rows, num_kv_heads, head_dim] each."""
         keys, values = self._keys_values(x).chunk(2, dim=-1)
-        heads = (-1, self.config.num_kv_heads, self.config.head_dim)
+        heads = (-1, self.config.heads.num_kv_heads, self.config.heads.head_dim)
         return self._rotated(keys, positions), values.reshape(heads)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -109,8 +103,8 @@ class DraftLayer:
             keys.transpose(1, 2),
             values.transpose(1, 2),
             attn_mask=mask[:, None],
-            scale=self.config.attention_scale,
-            enable_gqa=self.config.num_kv_heads != self.config.num_heads,
+            scale=self.config.heads.head_dim**-0.5,
+            enable_gqa=self.config.heads.num_kv_heads != self.config.heads.num_heads,
         )
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
@@ -122,7 +116,7 @@ class DraftLayer:
 
     def _rotated(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rotate each pair (i, i + head_dim / 2) by its position's angle."""
-        heads = rows.unflatten(-1, (-1, self.config.head_dim))
+        heads = rows.unflatten(-1, (-1, self.config.heads.head_dim))
         cosines, sines = self._cos_sin[positions][:, None].chunk(2, dim=-1)
         first, second = heads.chunk(2, dim=-1)
         return torch.cat(

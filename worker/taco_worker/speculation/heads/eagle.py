@@ -58,8 +58,8 @@ class EagleDrafter:
         self._kv = SlotKV(
             max_num_seqs,
             max_model_len,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_kv_heads=config.heads.num_kv_heads,
+            head_dim=config.heads.head_dim,
             dtype=target.hidden_dtype,
             device=target.device,
         )
@@ -68,7 +68,7 @@ class EagleDrafter:
         )
         self.kv_bytes_per_token = self._kv.bytes_per_token
         # Two copies: attention may repeat one for all query heads that share a KV head.
-        copies = 2 + config.num_heads // config.num_kv_heads
+        copies = 2 + config.heads.num_heads // config.heads.num_kv_heads
         longest = max_model_len * self._kv.bytes_per_token
         self.fixed_kv_bytes = self._kv.padding_bytes + copies * min(
             max(_MAX_COPY_BYTES, longest), max_num_seqs * longest

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from taco_proto.errors import ConfigurationError
-from taco_worker.models.decoder_config import DecoderConfig
-from taco_worker.models.recipes import llama
 from taco_worker.models.step_model import StepModel, check_kept_layers
+from taco_worker.speculation.heads.draft_config import DraftConfig, read_draft_config
 from taco_worker.speculation.heads.draft_layer import DraftLayer, load_norm
 from taco_worker.speculation.heads.head_checkpoint import HeadTensors
 
@@ -65,14 +64,14 @@ def load_eagle(
         ConfigurationError: the config lacks a field, tensors are missing, or the head is for
             another target.
     """
-    config = _decoder_config(hf_config)
+    config = read_draft_config(hf_config)
     for what in ("hidden_size", "vocab_size"):
-        own, wanted = getattr(config, what), getattr(target.config, what)
+        own, wanted = getattr(config, what), getattr(target.plan, what)
         if own != wanted:
             raise ConfigurationError(
                 f"the heads do not fit the model: their {what} is {own}, the model's is {wanted}"
             )
-    if target.config.embedding_size != target.config.hidden_size:
+    if target.plan.embedding_size != target.plan.hidden_size:
         raise ConfigurationError("EAGLE needs embeddings as wide as the model's hidden states")
     model: EagleModel
     if is_eagle3(hf_config):
@@ -89,15 +88,6 @@ def is_eagle3(hf_config: Mapping[str, Any]) -> bool:
     return "draft_vocab_size" in hf_config or "eagle3" in names
 
 
-def _decoder_config(hf_config: Mapping[str, Any]) -> DecoderConfig:
-    try:
-        return llama.decoder_config(hf_config)
-    except KeyError as error:
-        raise ConfigurationError(f"the heads' config.json has no {error}") from None
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise ConfigurationError(f"the heads' config.json is invalid: {error}") from None
-
-
 class Eagle1:
     """Features are final hidden states; embeddings and LM head are the target's."""
 
@@ -105,7 +95,7 @@ class Eagle1:
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(
-        self, config: DecoderConfig, tensors: HeadTensors, target: StepModel, num_positions: int
+        self, config: DraftConfig, tensors: HeadTensors, target: StepModel, num_positions: int
     ) -> None:
         """Raises ConfigurationError if tensors are missing or do not fit."""
         size = config.hidden_size
@@ -140,7 +130,7 @@ class Eagle3:
     def __init__(
         self,
         hf_config: Mapping[str, Any],
-        config: DecoderConfig,
+        config: DraftConfig,
         tensors: HeadTensors,
         target: StepModel,
         num_positions: int,
@@ -148,7 +138,7 @@ class Eagle3:
         """Raises ConfigurationError if tensors are missing or do not fit."""
         size, vocab_size = config.hidden_size, config.vocab_size
         draft_vocab_size = hf_config.get("draft_vocab_size") or vocab_size
-        self.hidden_layers = _eagle3_layers(hf_config, target.config.num_layers)
+        self.hidden_layers = _eagle3_layers(hf_config, target.plan.num_layers)
         self._fc = target.linear(tensors.take("fc.weight", size, len(self.hidden_layers) * size))
         self.layer = DraftLayer(
             tensors, "midlayer.", config, target, input_size=2 * size, num_positions=num_positions

@@ -67,7 +67,7 @@ def load_medusa(
     num_layers = config.get("medusa_num_layers", 1)
     if not isinstance(num_layers, int) or num_layers < 0:
         raise ConfigurationError(f"medusa_num_layers must be a number, not {num_layers!r}")
-    size, vocab_size = target.config.hidden_size, target.config.vocab_size
+    size, vocab_size = target.plan.hidden_size, target.plan.vocab_size
 
     def block(name: str) -> Linear:
         weight = tensors.take(f"{name}.linear.weight", size, size)
@@ -112,7 +112,7 @@ class MedusaDrafter:
         self._target = target
         self._observed = ObservedTokens(max_num_seqs)
         self._last_hidden = torch.zeros(
-            (max_num_seqs, target.config.hidden_size),
+            (max_num_seqs, target.plan.hidden_size),
             dtype=target.hidden_dtype,
             device=target.device,
         )

@@ -57,17 +57,17 @@ TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention*
                                           int32_t num_threads);
 TACO_API void taco_attend(TacoPool* pool, const Attention* attention);
 
-// A decoder's step, and its logits (decoder/decoder_args.h); `*_bytes` return the bytes that each
-// needs at `scratch`.
-struct Decoder;
+// A step of a program, and its logits (program/program_args.h); `*_bytes` return the bytes that
+// each needs at `scratch`.
+struct Program;
 struct Step;
 struct Logits;
-TACO_API int64_t taco_decoder_forward_bytes(const TacoPool* pool, const Decoder* decoder,
+TACO_API int64_t taco_program_forward_bytes(const TacoPool* pool, const Program* program,
                                             const Step* step);
-TACO_API void taco_decoder_forward(TacoPool* pool, const Decoder* decoder, const Step* step);
-TACO_API int64_t taco_decoder_logits_bytes(const TacoPool* pool, const Decoder* decoder,
+TACO_API void taco_program_forward(TacoPool* pool, const Program* program, const Step* step);
+TACO_API int64_t taco_program_logits_bytes(const TacoPool* pool, const Program* program,
                                            const Logits* logits);
-TACO_API void taco_decoder_logits(TacoPool* pool, const Decoder* decoder, const Logits* logits);
+TACO_API void taco_program_logits(TacoPool* pool, const Program* program, const Logits* logits);
 
 // Elementwise kernels over rows (elementwise/elementwise_args.h).
 struct NormRows;

@@ -24,7 +24,7 @@ void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix
     static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
     pool->threads.run([&](Thread& thread) {
         const Argmax wanted = {reinterpret_cast<std::atomic<uint64_t>*>(ranks), columns, sums,
-                               logprobs};
+                               logprobs, LogitTransform{1, 0}};
         pool->kernels.multiply_argmax(thread, *rows, *matrix, wanted);
     });
 }

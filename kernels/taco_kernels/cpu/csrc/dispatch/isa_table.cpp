@@ -17,7 +17,7 @@ const Kernels& kernels() {
         add_attention(made);
         add_elementwise(made);
         add_sampling(made);
-        add_decoder(made);
+        add_program(made);
         return made;
     }();
     return table;

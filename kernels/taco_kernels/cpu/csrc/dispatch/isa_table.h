@@ -14,6 +14,6 @@ void add_matmul(Kernels& table);
 void add_attention(Kernels& table);
 void add_elementwise(Kernels& table);
 void add_sampling(Kernels& table);
-void add_decoder(Kernels& table);
+void add_program(Kernels& table);
 
 }  // namespace TACO_ISA

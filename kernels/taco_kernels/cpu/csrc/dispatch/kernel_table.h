@@ -6,9 +6,9 @@
 #include <atomic>
 
 #include "attention/kv_cache.h"
-#include "decoder/decoder_args.h"
 #include "elementwise/elementwise_args.h"
 #include "matmul/matrix.h"
+#include "program/program_args.h"
 #include "runtime/parallel.h"
 #include "sampling/sampling_args.h"
 
@@ -19,12 +19,18 @@ struct KeyValueRows {
     int64_t value_stride;
 };
 
+// What follows the LM head: logits become cap * tanh(scale * logit / cap), without a cap of 0.
+struct LogitTransform {
+    float scale, cap;
+};
+
 // Arguments of multiply_argmax: the column with the greatest value of each row of a product.
 struct Argmax {
     std::atomic<uint64_t>* ranks;  // [rows.count], the kernel's own
     int32_t* columns;              // [rows.count], the first of the greatest values, or NO_TOKEN
     PartialSum* sums;  // [rows.count, num_partial_sums(matrix.n)], the kernel's own; or null
     float* logprobs;   // [rows.count], of `columns`, with the values as logits; or null
+    LogitTransform transform;
 };
 
 struct Kernels {
@@ -49,10 +55,10 @@ struct Kernels {
     void (*map)(Thread&, const Mapped&);
     void (*sample_tokens)(Thread&, const SamplingMetadata&);
     void (*gather_logprobs)(Thread&, const Logprobs&);
-    // One step of a decoder, and its logits; `*_bytes` return the bytes that each needs at
+    // One step of a program, and its logits; `*_bytes` return the bytes that each needs at
     // `scratch`.
-    int64_t (*forward_bytes)(const Decoder&, const Step&, int num_threads);
-    void (*forward)(Thread&, const Decoder&, const Step&);
-    int64_t (*logits_bytes)(const Decoder&, const Logits&);
-    void (*logits)(Thread&, const Decoder&, const Logits&);
+    int64_t (*forward_bytes)(const Program&, const Step&, int num_threads);
+    void (*forward)(Thread&, const Program&, const Step&);
+    int64_t (*logits_bytes)(const Program&, const Logits&);
+    void (*logits)(Thread&, const Program&, const Logits&);
 };

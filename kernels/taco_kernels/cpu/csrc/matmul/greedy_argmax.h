@@ -37,7 +37,29 @@ inline int32_t column_of(uint64_t rank) {
     return is_finite ? int32_t(0xffffffff - uint32_t(rank)) : int32_t(NO_TOKEN);
 }
 
-inline bool has_nan(const BlockValues& values, const Block& block, int64_t row, int64_t columns) {
+inline F32 transformed(F32 logit, const LogitTransform& transform) {
+    if (transform.scale != 1) logit = mul(logit, set1(transform.scale));
+    if (transform.cap == 0) return logit;
+    const F32 cap = set1(transform.cap);
+    return mul(cap, tanh(div(logit, cap)));
+}
+
+// The logits of a block.
+class LogitValues {
+public:
+    LogitValues(BlockValues values, const LogitTransform& transform)
+        : values_(values), transform_(transform) {}
+
+    F32 at(int64_t row, int64_t panel) const {
+        return transformed(values_.at(row, panel), transform_);
+    }
+
+private:
+    const BlockValues values_;
+    const LogitTransform transform_;
+};
+
+inline bool has_nan(const LogitValues& values, const Block& block, int64_t row, int64_t columns) {
     for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
         float lanes[LANES];
         store(lanes, values.at(row, panel));
@@ -50,7 +72,7 @@ inline bool has_nan(const BlockValues& values, const Block& block, int64_t row, 
 }
 
 // The best rank of one row's columns in a block; NAN_RANK if any of them is NaN.
-inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t row,
+inline uint64_t best_rank(const LogitValues& values, const Block& block, int64_t row,
                           int64_t columns) {
     constexpr float lowest = -std::numeric_limits<float>::infinity();
     F32 best = set1(lowest), best_panel = set1(float(block.panels.begin)), products = zero();
@@ -77,7 +99,7 @@ inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t
 
 // Computes the partial sums of one row's columns in a block. Blocks begin at multiples of four
 // panels.
-inline void sum_partially(const BlockValues& values, const Block& block, int64_t row,
+inline void sum_partially(const LogitValues& values, const Block& block, int64_t row,
                           int64_t columns, PartialSum* sums) {
     static_assert(PARTIAL_SUM_PANELS == BLOCK_PANELS);
     const F32 lowest = set1(-std::numeric_limits<float>::infinity());
@@ -106,7 +128,8 @@ inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matr
     thread.barrier();
     share_blocks(
         thread, rows, matrix, matrix.num_panels(), [&](const Block& block, const void* sums) {
-            const BlockValues values(matrix, rows.scales, block, sums);
+            const LogitValues values(BlockValues(matrix, rows.scales, block, sums),
+                                     wanted.transform);
             for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
                 const uint64_t rank = best_rank(values, block, row, matrix.n);
                 uint64_t seen = ranks[row].load(std::memory_order_relaxed);

@@ -1,12 +1,12 @@
-// A step of a small decoder: a prompt in two steps, then logits; against the same in plain C++.
+// A step of a small model: a prompt in two steps, then logits; against the same in plain C++.
 //
-// Both architectures differ in all that a decoder can choose: norms, positions, MLP, widths.
+// Both architectures differ in what decoders choose: norms, positions, MLP, widths.
 
 #include <algorithm>
 #include <cmath>
 
-#include "decoder/decoder_args.h"
 #include "packed.h"
+#include "program/program_args.h"
 
 namespace {
 
@@ -15,9 +15,6 @@ constexpr int64_t QUERY = HEADS * HEAD_DIM, TOKENS = 21, BLOCK = 16, NUM_BLOCKS 
 
 struct Norm {
     Floats weight, bias;
-    NormWeights weights(NormKind kind) const {
-        return {weight.data(), kind == NormKind::layer ? bias.data() : nullptr};
-    }
 };
 
 struct Layer {
@@ -58,10 +55,11 @@ public:
                            : pack(pool, INNER, HIDDEN, true),
                  pack(pool, HIDDEN, INNER, !is_modern)});
         }
-        fill_decoder();
+        fill_program();
     }
 
-    const Decoder& decoder() const { return decoder_; }
+    const Program& program() const { return program_; }
+    int64_t num_kv_heads() const { return num_kv_heads_; }
 
     // Hidden states of a prompt, [tokens, HIDDEN].
     std::vector<Doubles> forward(const std::vector<int32_t>& tokens) const {
@@ -94,36 +92,128 @@ private:
         return Packed(pool, random_, type_, n, k, has_bias);
     }
 
-    void fill_decoder() {
-        const NormKind kind = is_modern_ ? NormKind::rms : NormKind::layer;
-        for (const Layer& layer : layers_) {
-            raw_layers_.push_back({layer.attn_norm.weights(kind), layer.mlp_norm.weights(kind),
-                                   layer.qkv.matrix(), layer.out.matrix(), layer.up.matrix(),
-                                   layer.down.matrix(), 0});
+    int32_t add_buffer(int64_t columns, DType type, bool is_local, bool is_restricted = false) {
+        const bool clears_tail = type == DType::bf16;
+        buffers_.push_back({columns, type, is_local, clears_tail, is_restricted});
+        return int32_t(buffers_.size() - 1);
+    }
+    Columns all(int32_t buffer) const { return {buffer, 0, buffers_[size_t(buffer)].columns}; }
+    Op& add_op(OpKind kind, Columns x, Columns out) {
+        Op op = {};
+        op.kind = kind;
+        op.x = x;
+        op.y = {-1, 0, 0};
+        op.out = out;
+        ops_.push_back(op);
+        return ops_.back();
+    }
+    void add_norm(const Norm& norm, Columns x, Columns out) {
+        Op& op = add_op(OpKind::norm, x, out);
+        op.norm = is_modern_ ? NormKind::rms : NormKind::layer;
+        op.eps = 1e-5f;
+        op.weight = norm.weight.data();
+        op.bias = is_modern_ ? nullptr : norm.bias.data();
+        op.group = HIDDEN;
+    }
+    void add_linear(const Packed& packed, Columns x, Columns out, Epilogue epilogue,
+                    Activation activation = Activation::none) {
+        Op& op = add_op(OpKind::linear, x, out);
+        op.matrix = packed.matrix();
+        op.epilogue = epilogue;
+        op.activation = activation;
+    }
+    // Floats as operands in `operands`; float matrices take them as they are.
+    Columns encoded(Columns x, int32_t operands) {
+        if (type_ == DType::f32) return x;
+        add_op(OpKind::encode, x, all(operands));
+        return all(operands);
+    }
+    // What a kernel wrote for a product: operands of bf16, else floats to encode.
+    Columns written(int32_t buffer, int32_t operands) {
+        return type_ == DType::bf16 ? all(buffer) : encoded(all(buffer), operands);
+    }
+    void end_stage(bool by_chunks) {
+        const int64_t first = stages_.empty() ? 0 : stages_.back().first + stages_.back().count;
+        stages_.push_back({first, int64_t(ops_.size()) - first, by_chunks});
+    }
+
+    void fill_program() {
+        const DType written_type = type_ == DType::bf16 ? DType::bf16 : DType::f32;
+        const int32_t x = add_buffer(HIDDEN, DType::f32, false, true);
+        const int32_t normed = add_buffer(HIDDEN, type_, true);
+        const int32_t qkv = add_buffer(QUERY + 2 * kv_size(), DType::f32, false, true);
+        const int32_t attended = add_buffer(QUERY, written_type, false);
+        const int32_t attended_operands = add_buffer(QUERY, type_, true);
+        const int32_t inner = add_buffer(INNER, written_type, true);
+        const int32_t inner_operands = add_buffer(INNER, type_, true);
+        const int32_t hidden = add_buffer(HIDDEN, DType::f32, false);
+        live_ = {x, qkv};
+
+        add_op(OpKind::embed, {-1, 0, 0}, all(x)).table = {embeddings_.data(), HIDDEN,
+                                                           TableType::f32};
+        if (!is_modern_) {
+            Op& op = add_op(OpKind::embed, {-1, 0, 0}, all(x));
+            op.table = {positions_.data(), HIDDEN, TableType::f32};
+            op.indexes_positions = op.adds = true;
         }
-        decoder_ = Decoder{};
-        decoder_.vocab_size = VOCAB;
-        decoder_.hidden_size = decoder_.embedding_size = HIDDEN;
-        decoder_.intermediate_size = INNER;
-        decoder_.num_layers = LAYERS;
-        decoder_.num_heads = HEADS;
-        decoder_.num_kv_heads = num_kv_heads_;
-        decoder_.head_dim = HEAD_DIM;
-        decoder_.norm = kind;
-        decoder_.norm_eps = 1e-5f;
-        decoder_.activation = is_modern_ ? Activation::silu : Activation::gelu;
-        decoder_.attention_scale = 0.25f;
-        decoder_.pre_norm = decoder_.gated_mlp = is_modern_;
-        decoder_.embeddings = {embeddings_.data(), HIDDEN, TableType::f32};
-        if (is_modern_) {
-            decoder_.cosines = cosines_.data();
-            decoder_.sines = sines_.data();
-        } else {
-            decoder_.positions = {positions_.data(), HIDDEN, TableType::f32};
+        const auto before_product = [&](const Norm& norm) {
+            if (!is_modern_) return encoded(all(x), normed);
+            add_norm(norm, all(x), all(normed));
+            return all(normed);
+        };
+        const auto after_sum = [&](const Norm& norm) {
+            if (!is_modern_) add_norm(norm, all(x), all(x));
+        };
+        for (int64_t i = 0; i < LAYERS; ++i) {
+            const Layer& layer = layers_[size_t(i)];
+            add_linear(layer.qkv, before_product(layer.attn_norm), all(qkv), Epilogue::store);
+            if (is_modern_) {
+                Op& op = add_op(OpKind::rope, {qkv, 0, QUERY + kv_size()}, {-1, 0, 0});
+                op.cosines = cosines_.data();
+                op.sines = sines_.data();
+                op.group = op.rotary_dim = HEAD_DIM;
+            }
+            end_stage(true);
+            Op& write = add_op(OpKind::write_kv, {qkv, int32_t(QUERY), kv_size()}, {-1, 0, 0});
+            write.y = {qkv, int32_t(QUERY + kv_size()), kv_size()};
+            write.index = i;
+            end_stage(false);
+            if (i + 1 == LAYERS) add_restriction(2, false);
+            Op& attend = add_op(OpKind::attend, {qkv, 0, QUERY}, all(attended));
+            attend.attention.entry = i;
+            attend.attention.num_heads = HEADS;
+            attend.attention.scale = 0.25f;
+            end_stage(false);
+            add_linear(layer.out, written(attended, attended_operands), all(x), Epilogue::add);
+            after_sum(layer.attn_norm);
+            add_linear(layer.up, before_product(layer.mlp_norm), all(inner),
+                       is_modern_ ? Epilogue::gate_mul : Epilogue::store,
+                       is_modern_ ? Activation::silu : Activation::gelu);
+            add_linear(layer.down, written(inner, inner_operands), all(x), Epilogue::add);
+            after_sum(layer.mlp_norm);
+            if (i + 1 == LAYERS) end_stage(true);
         }
-        decoder_.final_norm = final_norm_.weights(kind);
-        decoder_.lm_head = lm_head_.matrix();
-        decoder_.layers = raw_layers_.data();
+        add_restriction(1, true);
+        add_norm(final_norm_, all(x), all(hidden));
+        end_stage(true);
+
+        program_ = Program{};
+        program_.num_buffers = int64_t(buffers_.size());
+        program_.num_ops = int64_t(ops_.size());
+        program_.num_stages = int64_t(stages_.size());
+        program_.buffers = buffers_.data();
+        program_.ops = ops_.data();
+        program_.stages = stages_.data();
+        program_.hidden = hidden;
+        program_.lm_head = lm_head_.matrix();
+        program_.logit_scale = 1;
+    }
+    void add_restriction(int64_t num_live, bool is_final) {
+        Op& op = add_op(OpKind::restrict_rows, {-1, 0, 0}, {-1, 0, 0});
+        op.live = live_.data();
+        op.num_live = num_live;
+        op.is_final = is_final;
+        end_stage(false);
     }
 
     // Activations as a product takes them.
@@ -217,16 +307,19 @@ private:
     Floats embeddings_, positions_, cosines_, sines_;
     Norm final_norm_;
     std::vector<Layer> layers_;
-    std::vector<DecoderLayer> raw_layers_;
-    Decoder decoder_;
+    std::vector<Buffer> buffers_;
+    std::vector<Op> ops_;
+    std::vector<Stage> stages_;
+    std::vector<int32_t> live_;
+    Program program_;
 };
 
 // What the kernels make of a prompt, some tokens in a first step and the rest in a second.
 class Run {
 public:
-    Run(TacoPool* pool, const Decoder& decoder, const std::vector<int32_t>& tokens)
-        : pool_(pool), decoder_(decoder), tokens_(tokens), memory_(0) {
-        const int64_t heads = decoder.num_kv_heads;
+    Run(TacoPool* pool, const Model& model, const std::vector<int32_t>& tokens)
+        : pool_(pool), program_(model.program()), tokens_(tokens), memory_(0) {
+        const int64_t heads = model.num_kv_heads();
         const int64_t entry_bytes = 2 * heads * BLOCK * round_up(HEAD_DIM, PANEL) * 4;
         for (int64_t i = 0; i < LAYERS; ++i) {
             entries_[i] = {heads, HEAD_DIM, HEAD_DIM, i * entry_bytes, false};
@@ -259,9 +352,9 @@ public:
                      nullptr,
                      nullptr,
                      {}};
-        Bytes scratch(taco_decoder_forward_bytes(pool_, &decoder_, &step));
+        Bytes scratch(taco_program_forward_bytes(pool_, &program_, &step));
         step.scratch = scratch.data();
-        taco_decoder_forward(pool_, &decoder_, &step);
+        taco_program_forward(pool_, &program_, &step);
         return hidden;
     }
 
@@ -272,15 +365,15 @@ public:
         logprobs.assign(size_t(count), 0);
         Logits request = {count,           hidden.data(),   out.data(),
                           greatest.data(), logprobs.data(), nullptr};
-        Bytes scratch(taco_decoder_logits_bytes(pool_, &decoder_, &request));
+        Bytes scratch(taco_program_logits_bytes(pool_, &program_, &request));
         request.scratch = scratch.data();
-        taco_decoder_logits(pool_, &decoder_, &request);
+        taco_program_logits(pool_, &program_, &request);
         return out;
     }
 
 private:
     TacoPool* pool_;
-    const Decoder& decoder_;
+    const Program& program_;
     const std::vector<int32_t>& tokens_;
     KVEntry entries_[LAYERS];
     KVCache cache_;
@@ -289,12 +382,12 @@ private:
 
 void check_model(const Subject& subject, DType type, bool is_modern, double tolerance) {
     const Model model(subject.pool, type, is_modern);
-    const std::string name = subject.name(std::string("decoder, ") + name_of(type) + " weights, " +
+    const std::string name = subject.name(std::string("program, ") + name_of(type) + " weights, " +
                                           (is_modern ? "norms first" : "norms last"));
     std::vector<int32_t> tokens;
     for (int32_t t = 0; t < TOKENS; ++t) tokens.push_back(t * 31 % int32_t(VOCAB));
 
-    Run run(subject.pool, model.decoder(), tokens);
+    Run run(subject.pool, model, tokens);
     Floats hidden = run.step(0, 13, false);
     const Floats rest = run.step(13, TOKENS, false);
     hidden.insert(hidden.end(), rest.begin(), rest.end());
@@ -303,7 +396,7 @@ void check_model(const Subject& subject, DType type, bool is_modern, double tole
     for (const Doubles& row : expected) flat.insert(flat.end(), row.begin(), row.end());
     subject.report.close(name, hidden, flat, tolerance);
 
-    Run other(subject.single, model.decoder(), tokens);
+    Run other(subject.single, model, tokens);
     other.step(0, 20, true);
     subject.report.same(name + ", threads, steps and other rows change no bit",
                         other.step(20, TOKENS, true), Floats(hidden.end() - HIDDEN, hidden.end()));
@@ -332,7 +425,7 @@ void check_model(const Subject& subject, DType type, bool is_modern, double tole
 
 }  // namespace
 
-void check_decoder(const Subject& subject) {
+void check_program(const Subject& subject) {
     for (const bool is_modern : {true, false}) {
         check_model(subject, DType::f32, is_modern, 1e-4);
         // A number in the middle of two steps may be rounded the other way.

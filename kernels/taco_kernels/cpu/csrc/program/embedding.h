@@ -1,8 +1,8 @@
 // Embedding lookup: rows of embedding tables, widened to float.
 #pragma once
 
-#include "decoder/decoder_args.h"
 #include "isa/partial_vectors.h"
+#include "program/program_args.h"
 
 namespace TACO_ISA {
 

@@ -1,0 +1,23 @@
+// C functions of programs.
+
+#include "abi/cpu_abi.h"
+#include "dispatch/kernel_table.h"
+#include "program/program_args.h"
+#include "runtime/thread_pool.h"
+
+int64_t taco_program_forward_bytes(const TacoPool* pool, const Program* program, const Step* step) {
+    return pool->kernels.forward_bytes(*program, *step, pool->threads.num_threads());
+}
+
+void taco_program_forward(TacoPool* pool, const Program* program, const Step* step) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.forward(thread, *program, *step); });
+}
+
+int64_t taco_program_logits_bytes(const TacoPool* pool, const Program* program,
+                                  const Logits* logits) {
+    return pool->kernels.logits_bytes(*program, *logits);
+}
+
+void taco_program_logits(TacoPool* pool, const Program* program, const Logits* logits) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.logits(thread, *program, *logits); });
+}

@@ -1,0 +1,130 @@
+// A model as a program for the CPU: ops over buffers of rows, one row per token of a step.
+//
+// Python lowers a model plan to a program (taco_worker/backends/cpu/lowering.py). The structs are
+// part of the C ABI: taco_kernels/cpu/program.py declares them again.
+#pragma once
+
+#include "attention/kv_cache.h"
+#include "matmul/matrix.h"
+
+// Rows of an embedding table as the checkpoint stores them; read in place, never copied as a whole.
+struct Table {
+    const void* data;  // null: the rows of a packed matrix
+    int64_t stride;    // items from one row to the next
+    TableType type;
+};
+
+// A buffer has a row for each token of a step, or of a chunk if it is local.
+struct Buffer {
+    int64_t columns;     // floats, or operands before padding
+    DType type;          // f32: floats; bf16, i8: operands of a matrix of that type
+    bool is_local;       // written and read inside one stage
+    bool clears_tail;    // kernels write its columns alone: the padding is zeroed before a step
+    bool is_restricted;  // among the live buffers of a restrict op
+};
+
+// Columns of a buffer's rows.
+struct Columns {
+    int32_t buffer, start;
+    int64_t size;
+};
+
+enum class OpKind : int32_t {
+    embed = 0,
+    norm = 1,
+    encode = 2,
+    linear = 3,
+    rope = 4,
+    activation = 5,
+    add = 6,
+    scale = 7,
+    cap = 8,
+    clip = 9,
+    gate = 10,
+    copy = 11,
+    keep = 12,
+    write_kv = 13,
+    attend = 14,
+    restrict_rows = 15,
+};
+
+// One op. x and y are inputs, out is the output; the comments name the fields that each kind reads.
+struct Op {
+    OpKind kind;
+    Columns x, y, out;
+    // embed: row (index + offset) of the table, or of `matrix`, is stored or added to out.
+    // linear: out = epilogue(x W^T + bias).
+    Table table;
+    Matrix matrix;
+    bool indexes_positions, adds;
+    int64_t offset;
+    Epilogue epilogue;
+    Activation activation;  // of linear, and of the op activation
+    bool is_gated;          // activation: x holds gate and up
+    // norm: of groups of `group` columns. weight is [group] or, if weight_step is `group`,
+    // [columns]; both may be null.
+    NormKind norm;
+    float eps;
+    const float* weight;
+    const float* bias;
+    int64_t group, weight_step;
+    // rope: `rotary_dim` columns from `offset` on of each head of `group` columns.
+    const float* cosines;  // [positions, rotary_dim / 2]
+    const float* sines;
+    int64_t rotary_dim;
+    RotaryStyle rotary_style;
+    // add: x += factor * y. scale, cap, clip: the factor or limit. activation: the limit.
+    float factor;
+    // keep: the layer. write_kv: the KV entry.
+    int64_t index;
+    // attend: x are the queries; the step sets cache, batch, queries, out and workspace.
+    Attention attention;
+    // restrict_rows: the buffers whose rows are read afterwards.
+    const int32_t* live;
+    int64_t num_live;
+    bool is_final;
+};
+
+// Consecutive ops that run chunk by chunk, or one op over all rows.
+struct Stage {
+    int64_t first, count;
+    bool by_chunks;
+};
+
+struct Program {
+    int64_t num_buffers, num_ops, num_stages;
+    const Buffer* buffers;
+    const Op* ops;
+    const Stage* stages;
+    int32_t hidden;  // the buffer that a step returns
+
+    // The logits of hidden states: an optional projection, then the LM head.
+    Matrix embed_out;  // data is null without it
+    Matrix lm_head;
+    float logit_scale, logit_cap;  // logits become cap * tanh(scale * logit / cap); 0: no cap
+};
+
+struct Step {
+    Batch batch;
+    KVCache cache;
+    const int32_t* token_ids;  // [num_tokens]
+    const int32_t* positions;  // [num_tokens]
+    int64_t num_outputs;
+    const int32_t* output_rows;  // [num_outputs], ascending: tokens whose hidden state is returned
+    float* hidden;               // [num_outputs, columns of the hidden buffer]
+    int64_t num_kept;
+    const int32_t* kept_layers;  // [num_kept], layers whose outputs are returned; not the last
+    float* kept;                 // [num_tokens, num_kept * hidden size]
+    void* scratch;               // `forward_scratch` bytes, aligned to 64
+    KVCopies copies;             // in each layer, after the step's own tokens were written
+};
+
+// Logits of hidden states that a step returned.
+struct Logits {
+    int64_t count;
+    const float* hidden;  // [count, hidden size]
+    float* logits;        // [count, vocab_size], or null
+    int32_t* token_ids;   // [count], the most likely tokens (the lowest id of several), or null
+    float* logprobs;      // [count], log probabilities of token_ids, or null
+    void* scratch;        // `logits_scratch` bytes, aligned to 64
+};

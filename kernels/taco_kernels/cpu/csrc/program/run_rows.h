@@ -1,0 +1,229 @@
+// The ops that work row by row: a row's numbers depend on that row alone.
+#pragma once
+
+#include <algorithm>
+
+#include "dispatch/isa_table.h"
+#include "elementwise/norm.h"
+#include "elementwise/rotary.h"
+#include "program/embedding.h"
+#include "program/program_args.h"
+#include "program/scratch.h"
+
+namespace TACO_ISA {
+
+constexpr OperandBytes OPERAND_BYTES{sizeof(Bf16Operand), sizeof(Int8Operand)};
+
+// Calls body(row) once for each row, on the next free thread. Ends with a barrier.
+template <class Body>
+void share_rows(Thread& thread, int64_t rows, Body body) {
+    const int64_t grain = std::clamp<int64_t>(rows / (4 * thread.count()), 1, 16);
+    thread.share(rows, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) body(row);
+    });
+}
+
+// Some rows of a step while a stage works on them: rows [begin, begin + count) of its buffers.
+class RowRun {
+public:
+    RowRun(Thread& thread, const Program& program, const Step& step, const RowBuffer* buffers,
+           int64_t begin, int64_t count)
+        : thread_(thread),
+          program_(program),
+          step_(step),
+          buffers_(buffers),
+          begin_(begin),
+          count_(count) {}
+
+    void run(const Op& op) const {
+        switch (op.kind) {
+            case OpKind::embed: return embed(op);
+            case OpKind::norm: return norm(op);
+            case OpKind::encode: return encode(op);
+            case OpKind::linear: return linear(op);
+            case OpKind::rope: return rotate(op);
+            case OpKind::activation: return activate_columns(op);
+            case OpKind::add: return add_columns(op);
+            case OpKind::scale: return scale_columns(op);
+            case OpKind::cap: return cap_columns(op);
+            case OpKind::clip: return clip_columns(op);
+            case OpKind::gate: return gate_columns(op);
+            case OpKind::copy: return copy_columns(op);
+            case OpKind::keep: return keep(op);
+            default: return;
+        }
+    }
+
+private:
+    // Row `row` of this run in a buffer; a local buffer holds only these rows.
+    char* bytes_of(const Columns& columns, int64_t row) const {
+        const RowBuffer& buffer = buffers_[columns.buffer];
+        const bool is_local = program_.buffers[columns.buffer].is_local;
+        return buffer.row(is_local ? row : begin_ + row);
+    }
+    float* floats_of(const Columns& columns, int64_t row) const {
+        return reinterpret_cast<float*>(bytes_of(columns, row)) + columns.start;
+    }
+    float* scale_of(const Columns& columns, int64_t row) const {
+        const bool is_local = program_.buffers[columns.buffer].is_local;
+        return buffers_[columns.buffer].scales + (is_local ? row : begin_ + row);
+    }
+
+    // Calls body(vector of x, offset, number of columns) for all columns of `columns`.
+    template <class Body>
+    static void each_vector(int64_t columns, Body body) {
+        for (int64_t i = 0; i < columns; i += LANES) {
+            body(i, std::min<int64_t>(columns - i, LANES));
+        }
+    }
+
+    void embed(const Op& op) const {
+        share_rows(thread_, count_, [&](int64_t row) {
+            const int64_t token = begin_ + row;
+            const int32_t* indices = op.indexes_positions ? step_.positions : step_.token_ids;
+            const int64_t index = indices[token] + op.offset;
+            float* out = floats_of(op.out, row);
+            if (op.adds) {
+                add_table_row(op.table, index, op.out.size, out);
+            } else if (op.table.data) {
+                copy_table_row(op.table, index, op.out.size, out);
+            } else {
+                copy_packed_row(op.matrix, index, op.out.size, out);
+            }
+        });
+    }
+
+    void norm(const Op& op) const {
+        const Buffer& target = program_.buffers[op.out.buffer];
+        if (target.type != DType::f32) {
+            share_rows(thread_, count_, [&](int64_t row) {
+                norm_row_encoded(op.norm, floats_of(op.x, row), op.x.size, op.weight, op.bias,
+                                 op.eps, target.type, bytes_of(op.out, row), scale_of(op.out, row));
+            });
+            return;
+        }
+        share_rows(thread_, count_, [&](int64_t row) {
+            const float* x = floats_of(op.x, row);
+            float* out = floats_of(op.out, row);
+            for (int64_t i = 0; i < op.x.size; i += op.group) {
+                const int64_t first = i / op.group * op.weight_step;
+                norm_row(op.norm, x + i, op.group, op.weight ? op.weight + first : nullptr,
+                         op.bias ? op.bias + first : nullptr, op.eps, out + i);
+            }
+        });
+    }
+
+    void encode(const Op& op) const {
+        const DType type = program_.buffers[op.out.buffer].type;
+        kernels().encode_rows(thread_, type, count_, op.x.size, floats_of(op.x, 0),
+                              buffers_[op.x.buffer].float_stride(), bytes_of(op.out, 0),
+                              scale_of(op.out, 0));
+    }
+
+    void linear(const Op& op) const {
+        const bool as_operands = program_.buffers[op.out.buffer].type == DType::bf16;
+        const Rows rows =
+            op.matrix.type == DType::f32
+                ? Rows{count_, floats_of(op.x, 0), buffers_[op.x.buffer].float_stride(), nullptr}
+                : Rows{count_, bytes_of(op.x, 0), padded_k(op.matrix.type, op.matrix.k),
+                       scale_of(op.x, 0)};
+        void* out = as_operands ? static_cast<void*>(bytes_of(op.out, 0)) : floats_of(op.out, 0);
+        const int64_t stride = as_operands ? padded_k(DType::bf16, op.out.size)
+                                           : buffers_[op.out.buffer].float_stride();
+        kernels().multiply(thread_, Product{rows, op.matrix, op.epilogue, op.activation, out,
+                                            stride, as_operands});
+    }
+
+    void rotate(const Op& op) const {
+        const Rotation rotation{
+            op.rotary_style, op.x.size / op.group, op.group, op.rotary_dim, op.cosines, op.sines, 0,
+            nullptr};
+        share_rows(thread_, count_, [&](int64_t row) {
+            rotate_row(rotation, floats_of(op.x, row) + op.offset, step_.positions + begin_ + row);
+        });
+    }
+
+    void activate_columns(const Op& op) const {
+        share_rows(thread_, count_, [&](int64_t row) {
+            const float* x = floats_of(op.x, row);
+            float* out = floats_of(op.out, row);
+            each_vector(op.out.size, [&](int64_t i, int64_t lanes) {
+                F32 value = activate(load_lanes(x + i, lanes), op.activation);
+                if (op.is_gated) value = mul(value, load_lanes(x + op.out.size + i, lanes));
+                store_lanes(out + i, value, lanes);
+            });
+        });
+    }
+
+    void add_columns(const Op& op) const {
+        const F32 factor = set1(op.factor);
+        share_rows(thread_, count_, [&](int64_t row) {
+            float* x = floats_of(op.x, row);
+            const float* y = floats_of(op.y, row);
+            each_vector(op.x.size, [&](int64_t i, int64_t lanes) {
+                const F32 sum =
+                    add(load_lanes(x + i, lanes), mul(factor, load_lanes(y + i, lanes)));
+                store_lanes(x + i, sum, lanes);
+            });
+        });
+    }
+
+    void scale_columns(const Op& op) const {
+        map_columns(op, [factor = set1(op.factor)](F32 x) { return mul(x, factor); });
+    }
+    void cap_columns(const Op& op) const {
+        const F32 cap = set1(op.factor);
+        map_columns(op, [cap](F32 x) { return mul(cap, tanh(div(x, cap))); });
+    }
+    void clip_columns(const Op& op) const {
+        const F32 high = set1(op.factor), low = set1(-op.factor);
+        map_columns(op, [high, low](F32 x) { return min(max(x, low), high); });
+    }
+
+    void gate_columns(const Op& op) const {
+        share_rows(thread_, count_, [&](int64_t row) {
+            float* x = floats_of(op.x, row);
+            const float* gate = floats_of(op.y, row);
+            each_vector(op.x.size, [&](int64_t i, int64_t lanes) {
+                const F32 g = op.y.size == 1 ? set1(gate[0]) : load_lanes(gate + i, lanes);
+                store_lanes(x + i, div(load_lanes(x + i, lanes), add(set1(1), exp(negate(g)))),
+                            lanes);
+            });
+        });
+    }
+
+    void copy_columns(const Op& op) const {
+        share_rows(thread_, count_, [&](int64_t row) {
+            std::copy_n(floats_of(op.x, row), op.x.size, floats_of(op.out, row));
+        });
+    }
+
+    // Copies a layer's output if the step asks for it.
+    void keep(const Op& op) const {
+        for (int64_t i = 0; i < step_.num_kept; ++i) {
+            if (step_.kept_layers[i] != op.index) continue;
+            share_rows(thread_, count_, [&](int64_t row) {
+                float* out = step_.kept + ((begin_ + row) * step_.num_kept + i) * op.x.size;
+                std::copy_n(floats_of(op.x, row), op.x.size, out);
+            });
+        }
+    }
+
+    template <class Function>
+    void map_columns(const Op& op, Function function) const {
+        share_rows(thread_, count_, [&](int64_t row) {
+            float* x = floats_of(op.x, row);
+            each_vector(op.x.size, [&](int64_t i, int64_t lanes) {
+                store_lanes(x + i, function(load_lanes(x + i, lanes)), lanes);
+            });
+        });
+    }
+
+    Thread& thread_;
+    const Program& program_;
+    const Step& step_;
+    const RowBuffer* buffers_;
+    const int64_t begin_, count_;
+};
+
+}  // namespace TACO_ISA

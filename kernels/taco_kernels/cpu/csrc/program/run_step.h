@@ -1,0 +1,216 @@
+// One step of a program in one parallel region: the work of each thread.
+//
+// A token's numbers depend on that token's row and its sequence's keys and values alone. Every op
+// works row by row, or is a kernel whose sums do not depend on other rows. So chunks, threads and
+// skipped rows do not change a bit.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "attention/copy_kv.h"
+#include "program/run_rows.h"
+
+namespace TACO_ISA {
+
+// The attention of an op in a step, without the memory that it uses.
+inline Attention attention_of(const Op& op, const KVCache& cache, const Batch& batch) {
+    Attention attention = op.attention;
+    attention.cache = cache;
+    attention.batch = batch;
+    return attention;
+}
+
+// Whether the last attention and what follows run for the output rows alone. If most rows are
+// outputs, as for log probabilities of a prompt, attention is faster over whole sequences.
+inline bool restricts_early(const Step& step) {
+    return 2 * step.num_outputs <= step.batch.num_tokens;
+}
+
+// The step of one thread.
+class StepRun {
+public:
+    StepRun(Thread& thread, const Program& program, const Step& step, const ForwardScratch& scratch)
+        : thread_(thread),
+          program_(program),
+          step_(step),
+          scratch_(scratch),
+          rows_(step.batch.num_tokens),
+          batch_(step.batch) {
+        std::copy_n(scratch.buffers, program.num_buffers, buffers_);
+        buffers_[program.hidden] = hidden_rows();
+    }
+
+    void run() {
+        clear_tails();
+        for (int64_t i = 0; i < program_.num_stages; ++i) {
+            const Stage& stage = program_.stages[i];
+            if (stage.by_chunks) {
+                run_chunks(stage);
+            } else {
+                run_whole(program_.ops[stage.first]);
+            }
+            if (rows_ == 0) return;
+        }
+    }
+
+private:
+    // The caller's rows, which the final ops write.
+    RowBuffer hidden_rows() const {
+        const int64_t size = program_.buffers[program_.hidden].columns;
+        return {reinterpret_cast<char*>(step_.hidden), size * int64_t(sizeof(float)), nullptr};
+    }
+
+    // Zeroes the padding to whole tiles, which kernels do not write.
+    void clear_tails() {
+        for (int64_t i = 0; i < program_.num_buffers; ++i) {
+            const Buffer& buffer = program_.buffers[i];
+            const int64_t used = buffer.columns * OPERAND_BYTES.of(buffer.type);
+            const int64_t padding = buffers_[i].stride - used;
+            if (!buffer.clears_tail || padding == 0) continue;
+            share_rows(thread_, buffer.is_local ? chunk_rows(rows_) : rows_, [&](int64_t row) {
+                std::memset(buffers_[i].row(row) + used, 0, size_t(padding));
+            });
+        }
+    }
+
+    void run_chunks(const Stage& stage) {
+        for_chunks(rows_, [&](int64_t begin, int64_t count) {
+            const RowRun rows(thread_, program_, step_, buffers_, begin, count);
+            for (int64_t i = 0; i < stage.count; ++i) rows.run(program_.ops[stage.first + i]);
+        });
+    }
+
+    void run_whole(const Op& op) {
+        switch (op.kind) {
+            case OpKind::write_kv: return write_kv(op);
+            case OpKind::attend: return attend(op);
+            case OpKind::restrict_rows: return restrict_rows(op);
+            default: return;
+        }
+    }
+
+    void write_kv(const Op& op) {
+        const RowBuffer& keys = buffers_[op.x.buffer];
+        KeyValueRows rows{keys.floats(0) + op.x.start, keys.float_stride(), nullptr, 0};
+        if (op.y.buffer >= 0) {
+            const RowBuffer& values = buffers_[op.y.buffer];
+            rows.values = values.floats(0) + op.y.start;
+            rows.value_stride = values.float_stride();
+        }
+        kernels().write_kv(thread_, step_.cache, step_.batch, op.index, rows);
+        if (step_.copies.count) copy_kv(thread_, step_.cache, step_.copies, op.index);
+    }
+
+    void attend(const Op& op) {
+        const RowBuffer &queries = buffers_[op.x.buffer], &out = buffers_[op.out.buffer];
+        Attention attention = attention_of(op, step_.cache, batch_);
+        attention.queries = queries.floats(0) + op.x.start;
+        attention.query_stride = queries.float_stride();
+        attention.out_is_operand = program_.buffers[op.out.buffer].type == DType::bf16;
+        if (attention.out_is_operand) {
+            attention.out = out.row(0);
+            attention.out_stride = padded_k(DType::bf16, op.out.size);
+        } else {
+            attention.out = out.floats(0) + op.out.start;
+            attention.out_stride = out.float_stride();
+        }
+        attention.workspace = scratch_.attention;
+        kernels().attend(thread_, attention);
+    }
+
+    // Reduces the step to the output rows, each a sequence of one query token.
+    void restrict_rows(const Op& op) {
+        if (is_restricted_ || (!op.is_final && !restricts_early(step_))) return;
+        const Batch& all = step_.batch;
+        const int64_t outputs = step_.num_outputs;
+        share_rows(thread_, outputs, [&](int64_t i) {
+            const int64_t row = step_.output_rows[i];
+            for (int64_t j = 0; j < op.num_live; ++j) copy_row(op.live[j], row, i);
+            const int32_t* past =
+                std::upper_bound(all.query_start, all.query_start + all.num_seqs, int32_t(row));
+            const int64_t seq = past - all.query_start - 1;
+            std::copy_n(all.block_tables + seq * all.block_table_stride, all.block_table_stride,
+                        scratch_.block_tables + i * all.block_table_stride);
+            scratch_.query_start[i] = int32_t(i);
+            scratch_.seq_lens[i] = step_.positions[row] + 1;
+            if (i + 1 == outputs) scratch_.query_start[outputs] = int32_t(outputs);
+        });
+        for (int64_t j = 0; j < op.num_live; ++j) {
+            buffers_[op.live[j]] = scratch_.restricted[op.live[j]];
+        }
+        rows_ = outputs;
+        batch_ = {outputs,
+                  outputs,
+                  scratch_.query_start,
+                  scratch_.seq_lens,
+                  scratch_.block_tables,
+                  all.block_table_stride};
+        is_restricted_ = true;
+    }
+
+    void copy_row(int32_t index, int64_t from, int64_t to) {
+        const RowBuffer &source = buffers_[index], &target = scratch_.restricted[index];
+        std::memcpy(target.row(to), source.row(from), size_t(source.stride));
+        if (source.scales) target.scales[to] = source.scales[from];
+    }
+
+    Thread& thread_;
+    const Program& program_;
+    const Step& step_;
+    const ForwardScratch& scratch_;
+    RowBuffer buffers_[MAX_BUFFERS];
+    int64_t rows_;
+    Batch batch_;
+    bool is_restricted_ = false;
+};
+
+// Whether two layers need the same workspace.
+inline bool is_alike(const Attention& one, const Attention& other, const KVCache& cache) {
+    const KVEntry &a = cache.entries[one.entry], &b = cache.entries[other.entry];
+    return one.window == other.window && one.num_heads == other.num_heads &&
+           a.num_heads == b.num_heads && a.key_dim == b.key_dim && a.value_dim == b.value_dim;
+}
+
+// The largest attention workspace of any op.
+inline int64_t attention_bytes(const Program& program, const Step& step, int num_threads) {
+    int64_t most = 0;
+    const auto consider = [&](const Batch& batch) {
+        const Attention* before = nullptr;
+        for (int64_t i = 0; i < program.num_ops; ++i) {
+            const Op& op = program.ops[i];
+            if (op.kind != OpKind::attend) continue;
+            if (before && is_alike(*before, op.attention, step.cache)) continue;
+            before = &op.attention;
+            const Attention attention = attention_of(op, step.cache, batch);
+            most = std::max(most, kernels().attention_workspace(attention, num_threads));
+        }
+    };
+    consider(step.batch);
+    if (!restricts_early(step) || step.num_outputs == 0) return most;
+
+    std::vector<int32_t> query_start(1), seq_lens;
+    for (int64_t i = 0; i < step.num_outputs; ++i) {
+        query_start.push_back(int32_t(i + 1));
+        seq_lens.push_back(step.positions[step.output_rows[i]] + 1);
+    }
+    consider({step.num_outputs, step.num_outputs, query_start.data(), seq_lens.data(), nullptr,
+              step.batch.block_table_stride});
+    return most;
+}
+
+inline int64_t forward_bytes(const Program& program, const Step& step, int num_threads) {
+    Arena counter(nullptr);
+    ForwardScratch(counter, OPERAND_BYTES, program, step,
+                   attention_bytes(program, step, num_threads));
+    return counter.used();
+}
+
+inline void forward(Thread& thread, const Program& program, const Step& step) {
+    Arena arena(step.scratch);
+    // The attention workspace comes last: its address does not depend on its size.
+    const ForwardScratch scratch(arena, OPERAND_BYTES, program, step, 0);
+    StepRun(thread, program, step, scratch).run();
+}
+
+}  // namespace TACO_ISA

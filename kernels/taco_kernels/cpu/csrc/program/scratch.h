@@ -1,0 +1,112 @@
+// Scratch memory of a step: the buffers of a program and what ops need besides, in one piece.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "program/program_args.h"
+#include "runtime/arena.h"
+#include "sampling/sampling_args.h"
+
+// Bytes of an operand of an instruction set.
+struct OperandBytes {
+    int64_t bf16, int8;
+
+    int64_t of(DType type) const {
+        return type == DType::f32 ? 4 : type == DType::bf16 ? bf16 : int8;
+    }
+    // Bytes of a row of operands for a matrix.
+    int64_t row(const Matrix& matrix) const {
+        return matrix.data ? padded_k(matrix.type, matrix.k) * of(matrix.type) : 0;
+    }
+};
+
+// Rows that a stage holds at a time. With this many rows per read of the weights, arithmetic takes
+// longer than memory.
+constexpr int64_t CHUNK_ROWS = 1024;
+
+// Calls body(begin, count) for chunks of about equal size.
+template <class Body>
+void for_chunks(int64_t rows, Body body) {
+    if (rows == 0) return;
+    const int64_t size = round_up(ceil_div(rows, ceil_div(rows, CHUNK_ROWS)), 32);
+    for (int64_t begin = 0; begin < rows; begin += size) {
+        body(begin, std::min(size, rows - begin));
+    }
+}
+inline int64_t chunk_rows(int64_t rows) { return std::min(rows, CHUNK_ROWS); }
+
+// Floats per row of a shared array: rows begin at cache lines.
+constexpr int64_t row_stride(int64_t floats) { return round_up(floats, 16); }
+
+// The rows of a buffer. Operands of int8 matrices have a scale per row.
+struct RowBuffer {
+    char* data;
+    int64_t stride;  // bytes
+    float* scales;
+
+    char* row(int64_t index) const { return data + index * stride; }
+    float* floats(int64_t index) const { return reinterpret_cast<float*>(row(index)); }
+    int64_t float_stride() const { return stride / int64_t(sizeof(float)); }
+};
+
+inline int64_t row_bytes(const Buffer& buffer, OperandBytes bytes) {
+    if (buffer.type == DType::f32) return row_stride(buffer.columns) * int64_t(sizeof(float));
+    return padded_k(buffer.type, buffer.columns) * bytes.of(buffer.type);
+}
+
+// Most buffers of a program; taco_kernels/cpu/program.py checks it.
+constexpr int64_t MAX_BUFFERS = 64;
+
+struct ForwardScratch {
+    RowBuffer buffers[MAX_BUFFERS];
+    RowBuffer restricted[MAX_BUFFERS];  // of the output rows, for buffers that are restricted
+    int32_t* query_start;  // of a batch in which each output row is a separate sequence
+    int32_t* seq_lens;
+    int32_t* block_tables;
+    void* attention;  // the attention kernel's own; it comes last: its size varies
+
+    ForwardScratch(Arena& arena, OperandBytes bytes, const Program& program, const Step& step,
+                   int64_t attention_bytes) {
+        const int64_t tokens = step.batch.num_tokens, outputs = step.num_outputs;
+        for (int64_t i = 0; i < program.num_buffers; ++i) {
+            const Buffer& buffer = program.buffers[i];
+            const int64_t rows = buffer.is_local ? chunk_rows(tokens) : tokens;
+            buffers[i] = take(arena, buffer, bytes, rows);
+            restricted[i] = take(arena, buffer, bytes, buffer.is_restricted ? outputs : 0);
+        }
+        query_start = arena.take<int32_t>(outputs + 1);
+        seq_lens = arena.take<int32_t>(outputs);
+        block_tables = arena.take<int32_t>(outputs * step.batch.block_table_stride);
+        attention = arena.take_bytes(attention_bytes);
+    }
+
+private:
+    static RowBuffer take(Arena& arena, const Buffer& buffer, OperandBytes bytes, int64_t rows) {
+        const int64_t stride = row_bytes(buffer, bytes);
+        char* data = static_cast<char*>(arena.take_bytes(rows * stride));
+        return {data, stride, arena.take<float>(buffer.type == DType::i8 ? rows : 0)};
+    }
+};
+
+struct LogitsScratch {
+    float* embedded;  // [a chunk, embedded_stride], hidden states of the embeddings' width
+    void* operands;   // [a chunk]
+    float* scales;    // [a chunk]
+    std::atomic<uint64_t>* ranks;  // [a chunk], of the most likely tokens
+    PartialSum* sums;  // [a chunk, num_partial_sums] where log probabilities are wanted, else none
+    int64_t embedded_stride;
+
+    LogitsScratch(Arena& arena, OperandBytes bytes, const Program& program, const Logits& logits) {
+        const int64_t chunk = chunk_rows(logits.count);
+        const Matrix& lm_head = program.lm_head;
+        embedded_stride = row_stride(lm_head.k);
+        embedded = arena.take<float>(program.embed_out.data ? chunk * embedded_stride : 0);
+        operands =
+            arena.take_bytes(chunk * std::max(bytes.row(lm_head), bytes.row(program.embed_out)));
+        scales = arena.take<float>(chunk);
+        ranks = arena.take<std::atomic<uint64_t>>(chunk);
+        sums = arena.take<PartialSum>(logits.logprobs ? chunk * num_partial_sums(lm_head.n) : 0);
+    }
+};

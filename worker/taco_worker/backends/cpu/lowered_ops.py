@@ -1,0 +1,138 @@
+"""A model plan after lowering for the CPU kernels, free of torch.
+
+`kernels/taco_kernels/cpu/csrc/program/program_args.h` explains the fields: a `LoweredOp` holds
+names of parameters where the C++ op holds their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from taco_worker.models.plan.ops.activation import ActivationKind
+from taco_worker.models.plan.ops.attend import Attend
+from taco_worker.models.plan.ops.norm import NormKind
+from taco_worker.models.plan.ops.rope import RopeStyle
+from taco_worker.models.plan.slices import Slice
+
+# Element type of a matrix, and of the operands that it is multiplied with.
+MatrixType = Literal["f32", "bf16", "i8"]
+
+OpKind = Literal[
+    "embed",
+    "norm",
+    "encode",
+    "linear",
+    "rope",
+    "activation",
+    "add",
+    "scale",
+    "cap",
+    "clip",
+    "gate",
+    "copy",
+    "keep",
+    "write_kv",
+    "attend",
+    "restrict_rows",
+]
+Epilogue = Literal["store", "add", "gate_mul"]
+# These run over all rows of a step at once; the others row by row.
+WHOLE_STEP: frozenset[OpKind] = frozenset({"write_kv", "attend", "restrict_rows"})
+# These change `x`.
+_IN_PLACE: frozenset[OpKind] = frozenset({"rope", "add", "scale", "cap", "clip", "gate"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredOp:
+    """One op of a program; each kind uses some of the fields."""
+
+    kind: OpKind
+    x: Slice | None = None
+    y: Slice | None = None
+    out: Slice | None = None
+    table: str | None = None
+    matrix: str | None = None
+    indexes_positions: bool = False
+    adds: bool = False
+    offset: int = 0
+    epilogue: Epilogue = "store"
+    activation: ActivationKind | Literal["none"] = "none"
+    is_gated: bool = False
+    norm: NormKind = "rms"
+    eps: float = 0.0
+    weight: str | None = None
+    bias: str | None = None
+    group: int = 0
+    weight_step: int = 0
+    rope_table: str | None = None
+    rotary_dim: int = 0
+    rope_style: RopeStyle = "half"
+    factor: float = 0.0
+    index: int = 0
+    attend: Attend | None = None
+    live: tuple[str, ...] = ()
+    is_final: bool = False
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        parts = [part for part in (self.x, self.y) if part is not None]
+        if self.out is not None and (self.adds or self.epilogue == "add"):
+            parts.append(self.out)
+        return tuple(parts)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        if self.kind in _IN_PLACE:
+            return () if self.x is None else (self.x,)
+        return () if self.out is None else (self.out,)
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredBuffer:
+    """A buffer of a program.
+
+    Attributes:
+        type: "f32": floats; otherwise operands of a matrix of that type.
+        is_local: it is written and read inside one stage, and holds a chunk of rows.
+        clears_tail: kernels write its columns but not their padding.
+        is_restricted: live at a `restrict_rows` op.
+    """
+
+    columns: int
+    type: MatrixType
+    is_local: bool
+    clears_tail: bool
+    is_restricted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredStage:
+    """Consecutive ops that run chunk by chunk, or one op over all rows."""
+
+    first: int
+    count: int
+    by_chunks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredProgram:
+    """A program with the names of its parameters.
+
+    Attributes:
+        hidden: the buffer that a step returns.
+        embed_out: matrix of the projection before the LM head, if any.
+        logit_cap: 0: no cap.
+        gated: matrices that are packed as gated pairs.
+    """
+
+    buffers: Mapping[str, LoweredBuffer]
+    ops: tuple[LoweredOp, ...]
+    stages: tuple[LoweredStage, ...]
+    hidden: str
+    embed_out: str | None
+    lm_head: str
+    logit_scale: float
+    logit_cap: float
+    gated: frozenset[str]

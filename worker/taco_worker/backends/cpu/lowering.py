@@ -1,0 +1,382 @@
+"""Lowers a model plan for the CPU kernels: chooses fusions, operand buffers and stages.
+
+Fusions, each with the same bits as the separate ops:
+
+- a norm writes the operands of the product that reads it;
+- a product applies the activation (and gate) that follows, and adds to the stream;
+- attention and activations write operands of bf16 products;
+- rotations of neighbouring heads are one op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from taco_worker.backends.cpu.lowered_ops import (
+    Epilogue,
+    LoweredBuffer,
+    LoweredOp,
+    LoweredProgram,
+    MatrixType,
+)
+from taco_worker.backends.cpu.stages import cut_into_stages, local_buffers, with_live_buffers
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.ops.activation import Activation, ActivationKind
+from taco_worker.models.plan.ops.attend import Attend, WriteKV
+from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
+from taco_worker.models.plan.ops.embed import Embed
+from taco_worker.models.plan.ops.linear import Linear
+from taco_worker.models.plan.ops.norm import Norm
+from taco_worker.models.plan.ops.op import Op
+from taco_worker.models.plan.ops.rope import Rope
+from taco_worker.models.plan.slices import Slice
+
+_HIDDEN = "hidden"
+
+
+def lower_plan(plan: ModelPlan, types: Mapping[str, MatrixType]) -> LoweredProgram:
+    """Lower a plan.
+
+    Args:
+        types: of the matrices that products use, by parameter.
+
+    Raises:
+        ValueError: the plan has an op that the CPU kernels lack.
+    """
+    lowering = _Lowering(plan, types)
+    lowering.run()
+    ops = with_live_buffers(lowering.lowered)
+    stages = cut_into_stages(ops)
+    local = local_buffers(ops, stages) - {_HIDDEN}
+    restricted = {name for op in ops for name in op.live}
+    buffers = {
+        name: LoweredBuffer(
+            columns, kind, name in local, name in lowering.has_tail, name in restricted
+        )
+        for name, (columns, kind) in lowering.buffers.items()
+    }
+    head = _Head(plan)
+    return LoweredProgram(
+        buffers,
+        tuple(ops),
+        tuple(stages),
+        _HIDDEN,
+        head.projection,
+        head.matrix,
+        head.scale,
+        head.cap,
+        frozenset(lowering.gated),
+    )
+
+
+class _Lowering:
+    """Turns the ops of a plan into those of a program, in order.
+
+    Attributes:
+        lowered: the ops so far.
+        buffers: columns and type of each buffer that they use.
+        has_tail: operand buffers whose padding kernels do not write.
+        gated: matrices of gated pairs.
+    """
+
+    def __init__(self, plan: ModelPlan, types: Mapping[str, MatrixType]) -> None:
+        self.lowered: list[LoweredOp] = []
+        self.buffers: dict[str, tuple[int, MatrixType]] = {}
+        self.has_tail: set[str] = set()
+        self.gated: set[str] = set()
+        self._plan = plan
+        self._types = types
+        self._ops: list[Op] = []
+        self._index = 0
+        # Operand buffers that hold the current values of some columns.
+        self._operands: dict[tuple[Slice, MatrixType], Slice] = {}
+
+    def run(self) -> None:
+        plan = self._plan
+        self._ops = list(plan.ops)
+        ends = _layer_ends(plan)
+        last_write = max(i for i, op in enumerate(self._ops) if isinstance(op, WriteKV))
+        first_final = len(self._ops) - len(plan.final)
+        while self._index < len(self._ops):
+            if self._index == first_final:
+                self._restrict(is_final=True)
+            index = self._index
+            self._lower(self._ops[index])
+            self._index += 1
+            if index == last_write:
+                self._restrict(is_final=False)
+            if (layer := ends.get(self._index)) is not None:
+                self._emit(LoweredOp(kind="keep", x=plan.stream, index=layer))
+        if not plan.final:
+            self._restrict(is_final=True)
+        if plan.hidden.buffer != _HIDDEN:
+            out = Slice(_HIDDEN, 0, plan.hidden.size)
+            self._emit(LoweredOp(kind="copy", x=plan.hidden, out=out))
+
+    def _lower(self, op: Op) -> None:
+        match op:
+            case Embed():
+                self._embed(op)
+            case Norm():
+                self._norm(op)
+            case Linear():
+                self._linear(op)
+            case Rope():
+                self._rope(op)
+            case WriteKV():
+                self._emit(LoweredOp(kind="write_kv", x=op.key, y=op.value, index=op.entry))
+            case Attend():
+                self._attend(op)
+            case Activation():
+                self._emit(
+                    LoweredOp(
+                        kind="activation",
+                        x=op.x,
+                        out=op.out,
+                        activation=op.kind,
+                        is_gated=op.gated,
+                        factor=op.limit or 0.0,
+                    )
+                )
+            case Add():
+                self._emit(LoweredOp(kind="add", x=op.x, y=op.y, factor=op.scale))
+            case Scale():
+                self._emit(LoweredOp(kind="scale", x=op.x, factor=op.factor))
+            case Cap():
+                self._emit(LoweredOp(kind="cap", x=op.x, factor=op.cap))
+            case Clip():
+                self._emit(LoweredOp(kind="clip", x=op.x, factor=op.limit))
+            case Gate():
+                self._emit(LoweredOp(kind="gate", x=op.x, y=op.gate))
+            case _:
+                raise ValueError(f"the CPU kernels have no {type(op).__name__}")
+
+    def _embed(self, op: Embed) -> None:
+        target = self._take_sum(op.out)
+        self._emit(
+            LoweredOp(
+                kind="embed",
+                out=target or op.out,
+                table=op.table,
+                indexes_positions=op.index == "positions",
+                offset=op.offset,
+                adds=target is not None,
+            )
+        )
+
+    def _norm(self, op: Norm) -> None:
+        kind = self._operand_type(op.out)
+        is_whole = op.group is None or op.group == op.x.size
+        out = op.out
+        if kind != "f32" and is_whole:
+            out = self._new_operands(op.out, kind)
+        group = op.group or op.x.size
+        self._emit(
+            LoweredOp(
+                kind="norm",
+                x=op.x,
+                out=out,
+                norm=op.kind,
+                eps=op.eps,
+                weight=op.weight,
+                bias=op.bias,
+                group=group,
+                weight_step=0 if op.shares_weight else group,
+            ),
+            op.out,
+        )
+
+    def _linear(self, op: Linear) -> None:
+        kind = self._types[op.weight]
+        x = self._encoded(op.x, kind)
+        out = op.out
+        epilogue: Epilogue = "store"
+        activation: ActivationKind | Literal["none"] = "none"
+        following = self._next()
+        if isinstance(following, Activation) and self._only_reader(op.out, following):
+            self._index += 1
+            out, activation = following.out, following.kind
+            if following.gated:
+                epilogue = "gate_mul"
+                self.gated.add(op.weight)
+        elif (target := self._take_sum(op.out)) is not None:
+            out, epilogue = target, "add"
+        written = out
+        if epilogue != "add" and self._operand_type(out) == "bf16":
+            written = self._new_operands(out, "bf16")
+            self.has_tail.add(written.buffer)
+        lowered = LoweredOp(
+            kind="linear",
+            x=x,
+            out=written,
+            matrix=op.weight,
+            bias=op.bias,
+            epilogue=epilogue,
+            activation=activation,
+        )
+        self._emit(lowered, out)
+
+    def _rope(self, op: Rope) -> None:
+        x = op.x
+        following = self._next()
+        while isinstance(following, Rope) and _continues(op, x, following):
+            x = Slice(x.buffer, x.start, x.size + following.x.size)
+            self._index += 1
+            following = self._next()
+        self._emit(
+            LoweredOp(
+                kind="rope",
+                x=x,
+                group=op.head_dim,
+                offset=op.offset,
+                rotary_dim=op.rotary_dim,
+                rope_table=op.table,
+                rope_style=op.style,
+            )
+        )
+
+    def _attend(self, op: Attend) -> None:
+        out = op.out
+        if self._operand_type(op.out) == "bf16":
+            out = self._new_operands(op.out, "bf16")
+            self.has_tail.add(out.buffer)
+        self._emit(
+            LoweredOp(
+                kind="attend",
+                x=op.query,
+                out=out,
+                index=op.entry,
+                attend=op,
+            ),
+            op.out,
+        )
+
+    def _restrict(self, *, is_final: bool) -> None:
+        self._emit(LoweredOp(kind="restrict_rows", is_final=is_final))
+
+    def _emit(self, op: LoweredOp, value: Slice | None = None) -> None:
+        """Append an op.
+
+        Args:
+            value: the plan's columns that `op.out` holds, if that is a buffer of operands.
+        """
+        for part in (*op.writes, *((value,) if value is not None else ())):
+            for key in [key for key in self._operands if key[0].overlaps(part)]:
+                if self._operands[key] != op.out:
+                    del self._operands[key]
+        for part in (*op.reads, *op.writes):
+            self.buffers.setdefault(
+                part.buffer, (self._plan.buffers.get(part.buffer, part.size), "f32")
+            )
+        self.lowered.append(op)
+
+    def _next(self) -> Op | None:
+        following = self._index + 1
+        return self._ops[following] if following < len(self._ops) else None
+
+    def _take_sum(self, y: Slice) -> Slice | None:
+        """If the next op alone reads `y` and adds it to columns, skip that op; these columns."""
+        following = self._next()
+        if not isinstance(following, Add) or following.y != y or following.scale != 1.0:
+            return None
+        if not self._only_reader(y, following):
+            return None
+        self._index += 1
+        return following.x
+
+    def _only_reader(self, part: Slice, op: Op) -> bool:
+        readers = self._readers(part, self._index + 1)
+        return len(readers) == 1 and readers[0] is op
+
+    def _operand_type(self, part: Slice) -> MatrixType:
+        """The operands that can stand for `part`: products of one type are its only readers."""
+        readers = self._readers(part, self._index + 1)
+        kinds = {
+            self._types[op.weight] if isinstance(op, Linear) and op.x == part else "f32"
+            for op in readers
+        }
+        return kinds.pop() if len(kinds) == 1 else "f32"
+
+    def _readers(self, part: Slice, start: int) -> list[Op]:
+        """The ops from `start` on that read the current values of `part`."""
+        readers: list[Op] = []
+        if part.overlaps(self._plan.hidden):
+            return [*self._ops[-1:]]  # it is returned
+        for op in self._ops[start:]:
+            if any(one.overlaps(part) for one in op.reads):
+                readers.append(op)
+            if any(_covers(one, part) for one in op.writes):
+                break
+        return readers
+
+    def _encoded(self, x: Slice, kind: MatrixType) -> Slice:
+        """`x` as operands; they are written if no op wrote them before."""
+        if kind == "f32":
+            return x
+        if (x, kind) not in self._operands:
+            out = self._new_operands(x, kind)
+            self._emit(LoweredOp(kind="encode", x=x, out=out))
+        return self._operands[x, kind]
+
+    def _new_operands(self, part: Slice, kind: MatrixType) -> Slice:
+        name = f"{part.buffer}.{part.start}.{part.size}.{kind}"
+        self.buffers[name] = (part.size, kind)
+        operands = Slice(name, 0, part.size)
+        self._operands[part, kind] = operands
+        return operands
+
+
+class _Head:
+    """The logits ops, of which the kernels run one shape: [projection,] LM head, scale, cap.
+
+    Raises:
+        ValueError: the plan has others.
+    """
+
+    def __init__(self, plan: ModelPlan) -> None:
+        self.projection: str | None = None
+        self.scale, self.cap = 1.0, 0.0
+        matrices: list[str] = []
+        for op in plan.logits:
+            match op:
+                case Linear() if self.scale == 1.0 and not self.cap:
+                    matrices.append(op.weight)
+                case Scale() if not self.cap:
+                    self.scale *= op.factor
+                case Cap() if not self.cap:
+                    self.cap = op.cap
+                case _:
+                    raise ValueError(f"the CPU kernels have no {type(op).__name__} of logits here")
+        *projections, self.matrix = matrices
+        if projections:
+            (self.projection,) = projections
+
+
+def _layer_ends(plan: ModelPlan) -> dict[int, int]:
+    """The index of the op after each layer but the last, to the layer."""
+    ends: dict[int, int] = {}
+    index = len(plan.embedding)
+    for layer, ops in enumerate(plan.layers[:-1]):
+        index += len(ops)
+        ends[index] = layer
+    return ends
+
+
+def _continues(rope: Rope, x: Slice, following: Rope) -> bool:
+    """Whether `following` rotates the heads right after `x` in the same way."""
+    return (
+        following.x.buffer == x.buffer
+        and following.x.start == x.start + x.size
+        and (following.head_dim, following.rotary_dim, following.offset)
+        == (rope.head_dim, rope.rotary_dim, rope.offset)
+        and (following.table, following.style) == (rope.table, rope.style)
+    )
+
+
+def _covers(outer: Slice, inner: Slice) -> bool:
+    return (
+        outer.buffer == inner.buffer
+        and outer.start <= inner.start
+        and inner.start + inner.size <= outer.start + outer.size
+    )

@@ -1,0 +1,56 @@
+"""Cuts a lowered program into stages, and finds which buffers live across them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from taco_worker.backends.cpu.lowered_ops import WHOLE_STEP, LoweredOp, LoweredStage
+
+
+def with_live_buffers(ops: Sequence[LoweredOp]) -> list[LoweredOp]:
+    """The ops, with the live buffers of `restrict_rows` filled in."""
+    return [
+        replace(op, live=_live_after(ops, index)) if op.kind == "restrict_rows" else op
+        for index, op in enumerate(ops)
+    ]
+
+
+def cut_into_stages(ops: Sequence[LoweredOp]) -> list[LoweredStage]:
+    """Runs of row-wise ops are one stage; each op over the whole step is one by itself."""
+    stages: list[LoweredStage] = []
+    for index, op in enumerate(ops):
+        by_chunks = op.kind not in WHOLE_STEP
+        if by_chunks and stages and stages[-1].by_chunks:
+            stages[-1] = replace(stages[-1], count=stages[-1].count + 1)
+        else:
+            stages.append(LoweredStage(index, 1, by_chunks))
+    return stages
+
+
+def local_buffers(ops: Sequence[LoweredOp], stages: Sequence[LoweredStage]) -> set[str]:
+    """Buffers that each stage writes before it reads them, and no whole-step op uses."""
+    local: set[str] = set()
+    crossing: set[str] = set()
+    for stage in stages:
+        written: set[str] = set()
+        for op in ops[stage.first : stage.first + stage.count]:
+            for part in op.reads:
+                if part.buffer not in written:
+                    crossing.add(part.buffer)
+            written |= {part.buffer for part in op.writes}
+            crossing |= set(op.live)
+        (local if stage.by_chunks else crossing).update(written)
+    return local - crossing
+
+
+def _live_after(ops: Sequence[LoweredOp], index: int) -> tuple[str, ...]:
+    """Buffers that are written up to `index` and read later before they are written again."""
+    written = {part.buffer for op in ops[:index] for part in op.writes}
+    live: list[str] = []
+    seen: set[str] = set()
+    for op in ops[index + 1 :]:
+        names = dict.fromkeys(part.buffer for part in op.reads)
+        live += [name for name in names if name in written and name not in seen]
+        seen |= {part.buffer for part in (*op.reads, *op.writes)}
+    return tuple(live)

@@ -1,0 +1,239 @@
+"""The ops of a plan as torch modules, which own their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.kv_entry import KVEntry
+from taco_worker.attention.backend import AttentionBackend, require_support
+from taco_worker.backends.torch.fusion import AddNorm, RotateAndWriteKV, TorchOp
+from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
+from taco_worker.layers.activation import activate
+from taco_worker.layers.attention import attention_options
+from taco_worker.layers.linear import Linear
+from taco_worker.layers.ops import LayerOps
+from taco_worker.models.plan.ops.activation import Activation
+from taco_worker.models.plan.ops.attend import Attend, WriteKV
+from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
+from taco_worker.models.plan.ops.embed import Embed
+from taco_worker.models.plan.ops.linear import Linear as LinearOp
+from taco_worker.models.plan.ops.norm import Norm
+from taco_worker.models.plan.ops.rope import Rope
+
+Parameters = Mapping[str, nn.Parameter]
+
+
+class OpModule(nn.Module):
+    """Runs one op on the buffers of a step."""
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        """`tokens` is None for the ops of the logits, which need none."""
+        raise NotImplementedError
+
+
+class EmbedModule(OpModule):
+    def __init__(self, op: Embed, parameters: Parameters) -> None:
+        super().__init__()
+        self.op = op
+        self.weight = parameters[op.table]
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        assert tokens is not None
+        ids = tokens.token_ids
+        if self.op.index == "positions":
+            ids = tokens.positions + self.op.offset
+        step.write(self.op.out, F.embedding(ids, self.weight))
+
+
+class LinearModule(OpModule):
+    def __init__(self, op: LinearOp, parameters: Parameters) -> None:
+        super().__init__()
+        self.op = op
+        bias = None if op.bias is None else parameters[op.bias]
+        self.linear = Linear(parameters[op.weight], bias)
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        step.write(self.op.out, self.linear(step.read(self.op.x)))
+
+
+class NormModule(OpModule):
+    """A norm, after the addition of `AddNorm.y` to its input if there is one."""
+
+    def __init__(self, op: Norm | AddNorm, parameters: Parameters, ops: LayerOps) -> None:
+        super().__init__()
+        self.op = op.norm if isinstance(op, AddNorm) else op
+        self.y = op.y if isinstance(op, AddNorm) else None
+        self.ops = ops
+        self.weight = None if self.op.weight is None else parameters[self.op.weight]
+        self.bias = None if self.op.bias is None else parameters[self.op.bias]
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        x, residual = step.read(self.op.x), None
+        if self.y is not None:
+            x, residual = step.read(self.y), x
+        if self.op.group is not None and self.op.group != self.op.x.size:
+            x = x.unflatten(-1, (-1, self.op.group))
+        step.write(self.op.out, self._norm(x, residual).flatten(1))
+
+    def _norm(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        weight: Tensor | None = self.weight
+        assert weight is not None
+        if not self.op.shares_weight:
+            weight = weight.view(x.shape[1:])
+        if self.op.kind == "rms":
+            return self.ops.rms_norm(x, weight, self.op.eps, residual=residual)
+        assert self.bias is not None
+        return self.ops.layer_norm(x, weight, self.bias, self.op.eps, residual=residual)
+
+
+class RopeModule(OpModule):
+    def __init__(self, op: Rope, ops: LayerOps) -> None:
+        super().__init__()
+        self.op, self.ops = op, ops
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        assert tokens is not None
+        op = self.op
+        heads = step.heads(op.x, op.head_dim)
+        table = tokens.cos_sin[op.table]
+        self.ops.rotate(heads, tokens.positions, table, offset=op.offset, style=op.style)
+
+
+class WriteKVModule(OpModule):
+    def __init__(self, op: WriteKV, entry: KVEntry, ops: LayerOps) -> None:
+        super().__init__()
+        assert op.value is not None
+        self.entry, self.ops = entry, ops
+        self.index, self.key, self.value = op.entry, op.key, op.value
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        assert tokens is not None
+        key = step.heads(self.key, self.entry.key_dim)
+        value = step.heads(self.value, self.entry.value_dim)
+        cache = tokens.kv_cache.key(self.index), tokens.kv_cache.value(self.index)
+        self.ops.write_kv(key, value, *cache, tokens.metadata.kv_slot_mapping)
+
+
+class RotateAndWriteKVModule(OpModule):
+    def __init__(self, op: RotateAndWriteKV, entry: KVEntry, ops: LayerOps) -> None:
+        super().__init__()
+        assert op.write.value is not None
+        self.query, self.key, self.value = op.query, op.key, op.write.value
+        self.index, self.entry, self.ops = op.write.entry, entry, ops
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        assert tokens is not None
+        rope = self.query
+        self.ops.rotate_and_write_kv(
+            step.heads(rope.x, rope.head_dim),
+            step.heads(self.key.x, rope.head_dim),
+            step.heads(self.value, self.entry.value_dim),
+            tokens.positions,
+            tokens.cos_sin[rope.table],
+            tokens.kv_cache.key(self.index),
+            tokens.kv_cache.value(self.index),
+            tokens.metadata.kv_slot_mapping,
+            offset=rope.offset,
+            style=rope.style,
+        )
+
+
+class AttendModule(OpModule):
+    def __init__(
+        self, op: Attend, entry: KVEntry, parameters: Parameters, backend: AttentionBackend
+    ) -> None:
+        """Raises ValueError if the back end lacks an option."""
+        super().__init__()
+        self.op, self.entry, self.backend = op, entry, backend
+        self.sinks = None if op.sinks is None else parameters[op.sinks]
+        self._options: AttentionOptions | None = None
+        require_support(backend, attention_options(op, parameters), entry)
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        assert tokens is not None
+        if self._options is None:  # the parameters are loaded by now
+            sinks = {} if self.sinks is None else {self.op.sinks or "": self.sinks}
+            self._options = attention_options(self.op, sinks, tokens.positions.device)
+        query = step.heads(self.op.query, self.entry.key_dim)
+        out = self.backend.attend(
+            query, tokens.kv_cache, self.op.entry, tokens.metadata, self._options
+        )
+        step.write(self.op.out, out.flatten(1))
+
+
+class ActivationModule(OpModule):
+    def __init__(self, op: Activation, ops: LayerOps) -> None:
+        super().__init__()
+        self.op, self.ops = op, ops
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        x = step.read(self.op.x)
+        if self.op.gated and self.op.kind == "silu":
+            step.write(self.op.out, self.ops.silu_mul(x))
+        elif self.op.gated:
+            gate, up = x.chunk(2, dim=-1)
+            step.write(self.op.out, activate(gate, self.op.kind) * up)
+        else:
+            step.write(self.op.out, activate(x, self.op.kind))
+
+
+class ColumnsModule(OpModule):
+    """Changes columns in place."""
+
+    def __init__(self, op: Add | Scale | Cap | Clip | Gate) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        x = step.read(self.op.x)
+        match self.op:
+            case Add(y=y, scale=scale):
+                x.add_(step.read(y), alpha=scale)
+            case Scale(factor=factor):
+                x.mul_(factor)
+            case Cap(cap=cap):
+                x.div_(cap).tanh_().mul_(cap)
+            case Clip(limit=limit):
+                x.clamp_(-limit, limit)
+            case Gate(gate=gate):
+                x.mul_(torch.sigmoid(step.read(gate)))
+
+
+def make_module(
+    op: TorchOp,
+    parameters: Parameters,
+    entries: tuple[KVEntry, ...],
+    ops: LayerOps,
+    backend: AttentionBackend,
+) -> OpModule:
+    """The module of an op.
+
+    Raises:
+        ValueError: torch has no such op.
+    """
+    match op:
+        case Embed():
+            return EmbedModule(op, parameters)
+        case LinearOp():
+            return LinearModule(op, parameters)
+        case Norm() | AddNorm():
+            return NormModule(op, parameters, ops)
+        case Rope():
+            return RopeModule(op, ops)
+        case WriteKV():
+            return WriteKVModule(op, entries[op.entry], ops)
+        case RotateAndWriteKV():
+            return RotateAndWriteKVModule(op, entries[op.write.entry], ops)
+        case Attend():
+            return AttendModule(op, entries[op.entry], parameters, backend)
+        case Activation():
+            return ActivationModule(op, ops)
+        case Add() | Scale() | Cap() | Clip() | Gate():
+            return ColumnsModule(op)
+        case _:
+            raise ValueError(f"torch has no {type(op).__name__}")

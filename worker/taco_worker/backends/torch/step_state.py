@@ -1,0 +1,61 @@
+"""What the ops of one step read and write in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from taco_worker.attention.kv_cache import KVCache
+from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.models.plan.slices import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """The tokens of a step, and the places of their KV.
+
+    Attributes:
+        token_ids, positions: integers [num_tokens].
+        cos_sin: rope tables by name, float32 [max_positions, rotary_dim].
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    cos_sin: Mapping[str, Tensor]
+    kv_cache: KVCache
+    metadata: AttentionMetadata
+
+
+class StepBuffers:
+    """The buffers of a step by name, [num_tokens, columns], as ops have written them."""
+
+    def __init__(self, widths: Mapping[str, int], buffers: dict[str, Tensor] | None = None) -> None:
+        """`widths`: columns of the buffers that are written part by part."""
+        self._widths = widths
+        self._buffers = buffers or {}
+
+    def read(self, part: Slice) -> Tensor:
+        """[num_tokens, part.size], a view."""
+        buffer = self._buffers[part.buffer]
+        if part.start == 0 and part.size == buffer.shape[1]:
+            return buffer
+        return buffer[:, part.start : part.start + part.size]
+
+    def heads(self, part: Slice, head_dim: int) -> Tensor:
+        """[num_tokens, num_heads, head_dim], a view."""
+        return self.read(part).unflatten(-1, (-1, head_dim))
+
+    def write(self, part: Slice, value: Tensor) -> None:
+        """Store [num_tokens, part.size]. `value` is kept unless the buffer has other parts."""
+        width = self._widths.get(part.buffer)
+        if width is None:
+            self._buffers[part.buffer] = value
+            return
+        buffer = self._buffers.get(part.buffer)
+        if buffer is None or buffer.shape[1] != width:
+            buffer = torch.empty((value.shape[0], width), dtype=value.dtype, device=value.device)
+            self._buffers[part.buffer] = buffer
+        buffer[:, part.start : part.start + part.size] = value

@@ -1,0 +1,327 @@
+"""Builds a `ModelPlan` op by op: names its parameters and sizes its buffers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from taco_kernels.kv_entry import KVEntry
+from taco_worker.models.config_fields import MAX_SIZE
+from taco_worker.models.plan.model_plan import ModelPlan, RopeTable, TensorNames
+from taco_worker.models.plan.ops.attend import WriteKV
+from taco_worker.models.plan.ops.elementwise import Add, Cap, Scale
+from taco_worker.models.plan.ops.embed import Embed
+from taco_worker.models.plan.ops.linear import Linear
+from taco_worker.models.plan.ops.norm import Norm, NormKind
+from taco_worker.models.plan.ops.op import Op, Shape
+from taco_worker.models.plan.parameters import Parameter, Source
+from taco_worker.models.plan.slices import Slice
+from taco_worker.models.plan.views import View
+from taco_worker.models.rope import RotaryConfig
+
+STREAM = "x"
+NORMED = "h"
+BLOCK_OUT = "y"
+HIDDEN = "hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of a checkpoint that fills some rows of a linear layer.
+
+    Attributes:
+        name: of the module; its tensors are `name`.weight and, with a bias, `name`.bias.
+        size: rows that it fills.
+        views: applied to its tensors.
+    """
+
+    name: str
+    size: int
+    views: tuple[View, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """The norms of a model.
+
+    Attributes:
+        has_bias: LayerNorm with a bias.
+        views: applied to the stored weight.
+    """
+
+    kind: NormKind
+    eps: float
+    has_weight: bool = True
+    has_bias: bool = False
+    views: tuple[View, ...] = ()
+
+
+def rms(eps: float, *views: View) -> NormSpec:
+    return NormSpec("rms", eps, views=views)
+
+
+def layer_norm(eps: float, *, bias: bool = True) -> NormSpec:
+    return NormSpec("layer", eps, has_bias=bias)
+
+
+class PlanBuilder:
+    """Collects the ops and parameters of one plan.
+
+    Inside `with builder.layer():` ops belong to that layer, and `{layer}` in module names is its
+    number.
+
+    Attributes:
+        stream: the residual stream.
+    """
+
+    def __init__(self, *, vocab_size: int, hidden_size: int, embedding_size: int | None = None):
+        self.vocab_size = vocab_size
+        self.stream = Slice(STREAM, 0, hidden_size)
+        self._embedding_size = embedding_size or hidden_size
+        self._buffers = {STREAM: hidden_size}
+        self._parameters: dict[str, Parameter] = {}
+        self._kv_entries: list[KVEntry] = []
+        self._rope_tables: dict[str, RopeTable] = {}
+        self._embedding: list[Op] = []
+        self._layers: list[tuple[Op, ...]] = []
+        self._final: list[Op] = []
+        self._logits: list[Op] = []
+        self._ops = self._embedding
+        self._prefix = ""
+        self._ignored: list[str] = []
+
+    @contextmanager
+    def layer(self) -> Iterator[int]:
+        """A new layer; yields its number."""
+        index = len(self._layers)
+        self._ops, self._prefix = [], f"layers.{index}."
+        yield index
+        self._layers.append(tuple(self._ops))
+        self._ops, self._prefix = self._final, ""
+
+    def add(self, op: Op) -> None:
+        self._ops.append(op)
+
+    def buffer(self, name: str, size: int) -> Slice:
+        """Columns of a buffer, which becomes as wide as its widest use."""
+        self._buffers[name] = max(size, self._buffers.get(name, 0))
+        return Slice(name, 0, size)
+
+    def parameter(
+        self,
+        name: str,
+        shape: Shape,
+        sources: Sequence[Source],
+        *,
+        initial: float | None = None,
+    ) -> str:
+        """Declare a parameter of the current layer and return its full name."""
+        return self._declare(name, shape, [sources], None, initial)
+
+    def experts(
+        self,
+        name: str,
+        shape: Shape,
+        layouts: Sequence[Sequence[Source]],
+        *,
+        initial: float | None = None,
+    ) -> str:
+        """Declare a parameter with an axis of experts; a checkpoint has one of the layouts."""
+        return self._declare(name, shape, layouts, shape[0], initial)
+
+    def rope_table(self, name: str, rotary: RotaryConfig, rotary_dim: int) -> str:
+        self._rope_tables[name] = RopeTable(rotary, rotary_dim)
+        return name
+
+    def embed(self, module: str, *, scale: float = 1.0, project: str | None = None) -> None:
+        """Token embeddings into the stream.
+
+        Args:
+            project: module of a projection to the width of the stream, if embeddings are narrower.
+        """
+        size = self._embedding_size
+        out = self.stream if project is None else self.buffer("embedded", size)
+        table = self._table("embed_tokens", module, self.vocab_size, size)
+        self.add(Embed(out, table, self.vocab_size))
+        if scale != 1.0:
+            self.add(Scale(out, scale))
+        if project is not None:
+            parts = [Module(project, self.stream.size)]
+            self.linear(out, "embed_in_proj", parts, out=self.stream)
+
+    def embed_positions(self, module: str, num_rows: int, *, offset: int = 0) -> None:
+        """Add learned position embeddings to the stream."""
+        out = self.buffer(BLOCK_OUT, self.stream.size)
+        table = self._table("embed_positions", module, num_rows, self.stream.size)
+        self.add(Embed(out, table, num_rows, "positions", offset))
+        self.add(Add(self.stream, out))
+
+    def norm(
+        self, x: Slice, name: str, module: str, spec: NormSpec, *, out: Slice | None = None
+    ) -> Slice:
+        """The norm of all columns of `x`; by default in a buffer of normed values."""
+        out = out or self.buffer(NORMED, x.size)
+        weight, bias = self._norm_parameters(name, module, spec, (x.size,))
+        self.add(Norm(x, out, spec.kind, spec.eps, weight, bias))
+        return out
+
+    def head_norm(
+        self, x: Slice, name: str, module: str, spec: NormSpec, head_dim: int, *views: View
+    ) -> None:
+        """Norm each head of `x` in place; with `views` each head has its own weight."""
+        size = x.size if views else head_dim
+        weight, bias = self._norm_parameters(name, module, spec, (size,), views)
+        self.add(Norm(x, x, spec.kind, spec.eps, weight, bias, head_dim, not views))
+
+    def linear(
+        self,
+        x: Slice,
+        name: str,
+        modules: Sequence[Module],
+        *,
+        bias: bool = False,
+        out: Slice | None = None,
+    ) -> Slice:
+        """A linear layer whose outputs are those of `modules` side by side."""
+        size = sum(module.size for module in modules)
+        out = out or self.buffer(BLOCK_OUT, size)
+        sources = list(_fused(modules))
+        weight = self.parameter(f"{name}.weight", (size, x.size), _suffixed(sources, "weight"))
+        bias_name = None
+        if bias:
+            bias_name = self.parameter(
+                f"{name}.bias", (size,), _suffixed(sources, "bias"), initial=0.0
+            )
+        self.add(Linear(x, out, weight, bias_name))
+        return out
+
+    def kv_entry(self, entry: KVEntry) -> int:
+        self._kv_entries.append(entry)
+        return len(self._kv_entries) - 1
+
+    def write_kv(self, entry: KVEntry, key: Slice, value: Slice | None) -> int:
+        """Declare an entry that the current layer writes; returns its index."""
+        index = self.kv_entry(entry)
+        self.add(WriteKV(index, key, value))
+        return index
+
+    def residual(self, y: Slice, *, scale: float = 1.0) -> None:
+        """Add the output of a block to the stream."""
+        self.add(Add(self.stream, y, scale))
+
+    def final_norm(self, module: str, spec: NormSpec) -> None:
+        self.norm(
+            self.stream, "final_norm", module, spec, out=self.buffer(HIDDEN, self.stream.size)
+        )
+
+    def head(
+        self,
+        module: str,
+        *,
+        tied: bool = False,
+        views: tuple[View, ...] = (),
+        bias: bool = False,
+        scale: float = 1.0,
+        cap: float | None = None,
+        project: str | None = None,
+    ) -> None:
+        """The logits of the hidden states.
+
+        Args:
+            module: of the LM head.
+            tied: the token embeddings are the LM head; a copy in the checkpoint is not read.
+            project: module of a projection to the width of the embeddings (OPT-350m).
+        """
+        self._ops = self._logits
+        hidden = self._hidden
+        if project is not None:
+            narrow = self.buffer("embedded", self._embedding_size)
+            parts = [Module(project, narrow.size)]
+            hidden = self.linear(hidden, "embed_out_proj", parts, out=narrow)
+        logits = self.buffer("logits", self.vocab_size)
+        if tied:
+            self._ignored.append(rf"^{re.escape(module)}\.(weight|bias)$")
+            self.add(Linear(hidden, logits, "embed_tokens.weight"))
+        else:
+            parts = [Module(module, self.vocab_size, views)]
+            self.linear(hidden, "lm_head", parts, bias=bias, out=logits)
+        if scale != 1.0:
+            self.add(Scale(logits, scale))
+        if cap is not None:
+            self.add(Cap(logits, cap))
+
+    def build(
+        self, architecture: str, max_position_embeddings: int, names: TensorNames
+    ) -> ModelPlan:
+        if max_position_embeddings > MAX_SIZE:
+            raise ValueError(
+                f"max_position_embeddings is {max_position_embeddings}, and at most {MAX_SIZE} is "
+                "supported"
+            )
+        return ModelPlan(
+            architecture=architecture,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=max_position_embeddings,
+            parameters=self._parameters,
+            buffers=self._buffers,
+            kv_entries=tuple(self._kv_entries),
+            rope_tables=self._rope_tables,
+            embedding=tuple(self._embedding),
+            layers=tuple(self._layers),
+            final=tuple(self._final),
+            logits=tuple(self._logits),
+            stream=self.stream,
+            hidden=self._hidden,
+            logits_out=self.buffer("logits", self.vocab_size),
+            embedding_table="embed_tokens.weight",
+            names=replace(names, ignored=(*names.ignored, *self._ignored)),
+        )
+
+    @property
+    def _hidden(self) -> Slice:
+        """What the final ops leave: the normed stream, or the stream."""
+        return self.buffer(HIDDEN, self.stream.size) if self._final else self.stream
+
+    def _table(self, name: str, module: str, num_rows: int, size: int) -> str:
+        source = Source(f"{module}.weight", 0, num_rows)
+        return self.parameter(f"{name}.weight", (num_rows, size), [source])
+
+    def _norm_parameters(
+        self, name: str, module: str, spec: NormSpec, shape: Shape, views: tuple[View, ...] = ()
+    ) -> tuple[str | None, str | None]:
+        def declare(kind: str, initial: float, *views: View) -> str:
+            source = Source(f"{module}.{kind}", 0, shape[0], views)
+            return self.parameter(f"{name}.{kind}", shape, [source], initial=initial)
+
+        weight = declare("weight", 1.0, *views, *spec.views) if spec.has_weight else None
+        bias = declare("bias", 0.0, *views) if spec.has_bias else None
+        return weight, bias
+
+    def _declare(
+        self,
+        name: str,
+        shape: Shape,
+        layouts: Sequence[Sequence[Source]],
+        num_experts: int | None,
+        initial: float | None,
+    ) -> str:
+        full_name = self._prefix + name
+        named = tuple(tuple(self._in_layer(source) for source in one) for one in layouts)
+        self._parameters[full_name] = Parameter(full_name, shape, named, num_experts, initial)
+        return full_name
+
+    def _in_layer(self, source: Source) -> Source:
+        return replace(source, name=source.name.replace("{layer}", str(len(self._layers))))
+
+
+def _fused(modules: Sequence[Module]) -> Iterator[Source]:
+    start = 0
+    for module in modules:
+        yield Source(module.name, start, module.size, module.views)
+        start += module.size
+
+
+def _suffixed(sources: Sequence[Source], kind: str) -> list[Source]:
+    return [Source(f"{one.name}.{kind}", one.start, one.count, one.views) for one in sources]

@@ -1,0 +1,89 @@
+"""Sums, factors, caps and gates of columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taco_worker.models.plan.ops.op import Op
+from taco_worker.models.plan.slices import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Op):
+    """x += scale * y"""
+
+    x: Slice
+    y: Slice
+    scale: float = 1.0
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x, self.y)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Op):
+    """x *= factor"""
+
+    x: Slice
+    factor: float
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, slots=True)
+class Cap(Op):
+    """x = cap * tanh(x / cap) (Gemma 2)"""
+
+    x: Slice
+    cap: float
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, slots=True)
+class Clip(Op):
+    """x limited to [-limit, limit] (`clip_qkv` of OLMo)"""
+
+    x: Slice
+    limit: float
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate(Op):
+    """x *= sigmoid(gate), with one gate column for all columns of x, or one for each."""
+
+    x: Slice
+    gate: Slice
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x, self.gate)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.x,)

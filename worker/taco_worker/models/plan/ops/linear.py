@@ -1,0 +1,76 @@
+"""Linear layers: one matrix for all columns, or one per head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from taco_worker.models.plan.ops.op import Op, Shape, optional
+from taco_worker.models.plan.slices import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Op):
+    """out = x W^T + b
+
+    Attributes:
+        weight: parameter [out.size, x.size].
+        bias: parameter [out.size], or None.
+    """
+
+    x: Slice
+    out: Slice
+    weight: str
+    bias: str | None = None
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.out,)
+
+    @property
+    def parameters(self) -> Mapping[str, Shape]:
+        size = self.out.size
+        return optional((self.weight, (size, self.x.size)), (self.bias, (size,)))
+
+    @property
+    def flops_per_token(self) -> int:
+        return 2 * self.x.size * self.out.size
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLinear(Op):
+    """A separate product for each head: out[h] = x[h] W[h]^T (MLA's absorbed products).
+
+    Attributes:
+        x: one group of columns per head, `stride` columns apart and `in_size` wide.
+        weight: parameter [num_heads, out_size, in_size].
+    """
+
+    x: Slice
+    out: Slice
+    weight: str
+    num_heads: int
+    in_size: int
+    out_size: int
+    x_stride: int
+    out_stride: int
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.out,)
+
+    @property
+    def parameters(self) -> Mapping[str, Shape]:
+        return {self.weight: (self.num_heads, self.out_size, self.in_size)}
+
+    @property
+    def flops_per_token(self) -> int:
+        return 2 * self.num_heads * self.in_size * self.out_size

@@ -1,0 +1,39 @@
+"""Named columns of a step's buffers, which ops read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Consecutive columns of a buffer, for all tokens of a step.
+
+    Attributes:
+        buffer: name of the buffer.
+        start, size: first column and number of columns.
+    """
+
+    buffer: str
+    start: int
+    size: int
+
+    def columns(self, start: int, size: int) -> Slice:
+        """The part [start, start + size) of these columns.
+
+        Raises:
+            ValueError: the part is not inside.
+        """
+        if start < 0 or size < 1 or start + size > self.size:
+            raise ValueError(f"columns {start} to {start + size} are not inside {self}")
+        return Slice(self.buffer, self.start + start, size)
+
+    def overlaps(self, other: Slice) -> bool:
+        return (
+            self.buffer == other.buffer
+            and self.start < other.start + other.size
+            and other.start < self.start + self.size
+        )
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.start}:{self.start + self.size}]"

@@ -1,0 +1,139 @@
+"""View expressions: which part of a stored tensor fills a parameter, and in which layout.
+
+A view knows the shape that it needs and the shape that it gives, so that shapes are checked before
+a tensor is read. `apply` uses only indexing and methods that torch tensors and NumPy arrays share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Shape = tuple[int, ...]
+
+
+class View(Protocol):
+    """One step from a stored tensor towards a parameter."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """The shape of a tensor from which `apply` makes one of `shape`."""
+        ...
+
+    def apply(self, tensor: Any) -> Any:
+        """The part of `tensor`, as a view where that is possible."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """A matrix that is stored as [in, out] (GPT-2's Conv1D); vectors stay."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape[::-1]
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor.T if tensor.ndim == 2 else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows [start, start + count) of `total`; count follows from the parameter."""
+
+    start: int
+    total: int
+    count: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (self.total, *shape[1:])
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor[self.start : self.start + self.count]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns [start, start + count) of `total`."""
+
+    start: int
+    total: int
+    count: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (*shape[:-1], self.total)
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor[..., self.start : self.start + self.count]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRows:
+    """The same rows of each group, such as the queries of heads stored as [q, k, v] one by one.
+
+    Attributes:
+        num_groups: groups of equal size that make up the stored rows.
+        group_size: rows of a group.
+        start, count: the rows that are taken from each group.
+    """
+
+    num_groups: int
+    group_size: int
+    start: int
+    count: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (self.num_groups * self.group_size, *shape[1:])
+
+    def apply(self, tensor: Any) -> Any:
+        groups = tensor.reshape(self.num_groups, self.group_size, *tensor.shape[1:])
+        part = groups[:, self.start : self.start + self.count]
+        return part.reshape(self.num_groups * self.count, *tensor.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class EveryRow:
+    """Every `step`-th row from `start` on, such as gates that alternate with ups."""
+
+    start: int
+    step: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (self.step * shape[0], *shape[1:])
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor[self.start :: self.step]
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten:
+    """A tensor that is stored as `stored`, as rows (Cohere's norms are [heads, head_dim])."""
+
+    stored: Shape
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return self.stored
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class PlusOne:
+    """Norm weights that are stored as the difference from 1 (Gemma)."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor.float() + 1
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizeRows:
+    """Rows scaled to length 1 (Baichuan 2's LM head)."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def apply(self, tensor: Any) -> Any:
+        rows = tensor.float()
+        return rows / ((rows**2).sum(-1, keepdims=True) ** 0.5).clip(1e-7)
