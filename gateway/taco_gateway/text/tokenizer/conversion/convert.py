@@ -31,7 +31,7 @@ _GLM_PREFIX = ("[gMASK]", "sop")
 
 
 def vocabulary_file(directory: Path, *, is_mistral: bool = False) -> Path | None:
-    """The file of a tokenizer directory that can be converted; None: there is none.
+    """The file of a tokenizer directory that can be converted; None if it has no such file.
 
     Args:
         is_mistral: only the files of Mistral's own format.
