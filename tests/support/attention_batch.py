@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from support.paged import make_metadata
-from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.kv_entry import KVEntry
 from taco_kernels.reference.attention import paged_attention
 from taco_worker.attention.kv_cache import KVCache
@@ -33,11 +33,31 @@ class Batch:
     head_dim: int = 8
     block_size: int = 16
     window: int | None = None
+    cap: float | None = None
+    has_alibi: bool = False
+    has_sinks: bool = False
+    log_n: int | None = None
+    sparse: BlockSparse | None = None
+    value_dim: int | None = None
+    is_latent: bool = False
     seed: int = 0
     num_blocks: int = 40
 
     def options(self) -> AttentionOptions:
-        return AttentionOptions(SCALE, window=self.window)
+        slopes = 0.5 ** torch.arange(1.0, self.num_kv_heads * self.group_size + 1)
+        return AttentionOptions(
+            SCALE,
+            window=self.window,
+            cap=self.cap,
+            alibi=slopes if self.has_alibi else None,
+            sinks=2 - 8 * slopes if self.has_sinks else None,
+            log_n=self.log_n,
+            block_sparse=self.sparse,
+        )
+
+    def entry(self) -> KVEntry:
+        value_dim = self.value_dim or self.head_dim
+        return KVEntry(self.num_kv_heads, self.head_dim, value_dim, self.is_latent)
 
     def tables(self) -> list[list[int]]:
         counts = [-(-sum(lens) // self.block_size) for lens in self.lens]
@@ -67,7 +87,7 @@ class Batch:
 
     def empty_cache(self, dtype: torch.dtype = torch.float32) -> KVCache:
         return KVCache(
-            (KVEntry(self.num_kv_heads, self.head_dim, self.head_dim),) * 3,
+            (self.entry(),) * 3,
             self.num_blocks,
             self.block_size,
             dtype,
@@ -83,9 +103,10 @@ class Batch:
             [t[p // self.block_size] for t, p in zip(tables, positions, strict=True)]
         )
         offsets = torch.cat(positions) % self.block_size
-        for memory in (cache.key(LAYER), cache.value(LAYER)):
+        stored = (cache.key(LAYER),) if self.is_latent else (cache.key(LAYER), cache.value(LAYER))
+        for memory in stored:
             memory.fill_(torch.nan)
-            kv = torch.randn(blocks.numel(), self.num_kv_heads, self.head_dim)
+            kv = torch.randn(blocks.numel(), *memory.shape[2:])
             memory.index_put_((blocks, offsets), kv.to(dtype))
         return cache
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from support.triton_interpreter import DEVICE
-from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.reference.attention import paged_attention as reference
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention
 from taco_kernels.triton.attention_plan import AttentionPlan, plan_attention
@@ -30,6 +30,8 @@ class Case:
     Attributes:
         lens: tokens of context and of the query, of each sequence.
         heads: of the query, and KV heads.
+        head_dim: of queries and keys; also of values, unless value_dim says otherwise.
+        is_latent: values are the beginnings of keys.
         parents: for each sequence, None or the parent of each of its query tokens among them, -1
             for the context.
         spare_seqs, spare_tokens: capacity that no sequence uses, as in a CUDA graph.
@@ -43,11 +45,20 @@ class Case:
     window: int | None = None
     cap: float | None = None
     has_alibi: bool = False
+    has_sinks: bool = False
+    log_n: int | None = None
+    sparse: BlockSparse | None = None
+    value_dim: int | None = None
+    is_latent: bool = False
     is_fp8: bool = False
     parents: tuple[tuple[int, ...] | None, ...] | None = None
     spare_seqs: int = 0
     spare_tokens: int = 0
     seed: int = 0
+
+    @property
+    def out_dim(self) -> int:
+        return self.value_dim or self.head_dim
 
     @property
     def num_tokens(self) -> int:
@@ -59,11 +70,14 @@ class Case:
 
 
 class Step:
-    """Tensors of a case; in `clean` there is what the kernel is to see, in float32 on the CPU."""
+    """Tensors of a case; `clean_keys` and `clean_values` are what the kernel is to see, in float32
+    on the CPU."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.key_scale, self.value_scale = (0.5, 2.0) if case.is_fp8 else (1.0, 1.0)
+        if case.is_latent:
+            self.value_scale = self.key_scale
         torch.manual_seed(case.seed)
         num_heads, num_kv_heads = case.heads
         capacity = case.num_tokens + case.spare_tokens
@@ -89,10 +103,20 @@ class Step:
         case = self.case
         counts = [-(-sum(lens) // case.block_size) for lens in case.lens]
         num_blocks = sum(counts) + 1
-        block_shape = (case.block_size, case.heads[1], case.head_dim)
+        num_kv_heads = case.heads[1]
         kv_dtype = FP8 if case.is_fp8 else case.dtype
-        memory = torch.full((num_blocks, 2, 2, *block_shape), torch.nan).to(kv_dtype)
-        self.clean = torch.zeros(2, num_blocks, *block_shape)
+        key_size = case.block_size * num_kv_heads * case.head_dim
+        value_size = 0 if case.is_latent else case.block_size * num_kv_heads * case.out_dim
+        memory = torch.full((num_blocks, 2, key_size + value_size), torch.nan)
+        memory = memory.to(kv_dtype).to(DEVICE)
+        layer, shape = memory[:, _LAYER], (case.block_size, num_kv_heads, -1)
+        self.key_cache = layer[:, :key_size].unflatten(1, shape)
+        if case.is_latent:
+            self.value_cache = self.key_cache[..., : case.out_dim]
+        else:
+            self.value_cache = layer[:, key_size:].unflatten(1, shape)
+        self.clean_keys = torch.zeros(num_blocks, *self.key_cache.shape[1:])
+        self.clean_values = torch.zeros(num_blocks, *self.value_cache.shape[1:])
         self.clean_tables = torch.zeros(case.num_seqs, max(counts) + 1, dtype=torch.int32)
         wild = torch.tensor(_WILD_IDS)[torch.randint(len(_WILD_IDS), self.clean_tables.shape)]
         self.block_tables = wild.int()
@@ -108,12 +132,15 @@ class Step:
             ]
             places = torch.arange(first, context_len + query_len)
             at = blocks[places // case.block_size], places % case.block_size
-            for which, scale in enumerate((self.key_scale, self.value_scale)):
-                stored = (torch.randn(len(places), *block_shape[1:]) / scale).to(kv_dtype)
-                memory[at[0], _LAYER, which, at[1]] = stored
-                self.clean[which, at[0], at[1]] = stored.float() * scale
-        memory = memory.to(DEVICE)
-        self.key_cache, self.value_cache = memory[:, _LAYER, 0], memory[:, _LAYER, 1]
+            parts = [(self.key_cache, self.clean_keys, self.key_scale)]
+            if not case.is_latent:
+                parts.append((self.value_cache, self.clean_values, self.value_scale))
+            for cache, clean, scale in parts:
+                stored = (torch.randn(len(places), *clean.shape[2:]) / scale).to(kv_dtype)
+                cache[at[0].to(DEVICE), at[1].to(DEVICE)] = stored.to(DEVICE)
+                clean[at] = stored.float() * scale
+        if case.is_latent:
+            self.clean_values = self.clean_keys[..., : case.out_dim]
 
     def _make_tree(self, capacity: int) -> TreeRows | None:
         if self.case.parents is None:
@@ -147,6 +174,9 @@ class Step:
             window=case.window,
             cap=case.cap,
             alibi=slopes.to(device) if case.has_alibi else None,
+            sinks=(2 - 8 * slopes).to(device) if case.has_sinks else None,
+            log_n=case.log_n,
+            block_sparse=case.sparse,
         )
 
     def plan(self, **overrides: Any) -> AttentionPlan:
@@ -158,7 +188,9 @@ class Step:
             "max_seq_len": self.batch.max_seq_len,
             "num_heads": self.case.heads[0],
             "num_kv_heads": self.case.heads[1],
-            "head_dim": self.case.head_dim,
+            "key_dim": self.case.head_dim,
+            "value_dim": self.case.out_dim,
+            "latent": self.case.is_latent,
             "kv_bytes": self.key_cache.itemsize,
             "query_bytes": self.query.itemsize,
             "num_sms": 1,
@@ -182,7 +214,12 @@ class Step:
             value_scale=self.value_scale,
             plan=plan,
             workspace=workspace,
-            out=torch.full(self.query.shape, torch.nan, dtype=self.case.dtype, device=DEVICE),
+            out=torch.full(
+                (*self.query.shape[:2], self.case.out_dim),
+                torch.nan,
+                dtype=self.case.dtype,
+                device=DEVICE,
+            ),
         )
 
     def expected(self) -> Tensor:
@@ -190,8 +227,8 @@ class Step:
         tree = self.batch.tree
         return reference(
             self.query[: self.case.num_tokens].cpu().float(),
-            self.clean[0],
-            self.clean[1],
+            self.clean_keys,
+            self.clean_values,
             self.batch.query_start.cpu(),
             self.batch.seq_lens.cpu(),
             self.clean_tables,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.cpu import structs
-from taco_kernels.cpu.kv_cache import PagedBatch, PagedKV, check_entry, check_shape
+from taco_kernels.cpu.kv_cache import PANEL, PagedBatch, PagedKV, check_entry, check_shape
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import allocate
 
@@ -92,4 +92,26 @@ def attention_struct(entry: int, num_heads: int, options: AttentionOptions) -> s
         window=options.window or 0,
         cap=options.cap or 0,
         alibi=None if options.alibi is None else options.alibi.data_ptr(),
+        sinks=None if options.sinks is None else options.sinks.data_ptr(),
+        log_n=options.log_n or 0,
+        block_sparse=_block_sparse_struct(options),
+    )
+
+
+def _block_sparse_struct(options: AttentionOptions) -> structs.BlockSparse:
+    """Raises ValueError if the kernels do not support the pattern."""
+    sparse = options.block_sparse
+    if sparse is None:
+        return structs.BlockSparse()
+    if sparse.block_size % PANEL:
+        raise ValueError(
+            f"the CPU kernels need blocks of a multiple of {PANEL} tokens in block-sparse "
+            f"attention, not {sparse.block_size}"
+        )
+    return structs.BlockSparse(
+        sparse.block_size,
+        sparse.num_local_blocks,
+        sparse.stride,
+        sparse.head_step,
+        sparse.head_offset,
     )

@@ -102,6 +102,16 @@ class KeyValueRows(Structure):
     )
 
 
+class BlockSparse(Structure):
+    _fields_ = (
+        ("block_size", c_int64),
+        ("num_local_blocks", c_int64),
+        ("stride", c_int64),
+        ("head_step", c_int64),
+        ("head_offset", c_int64),
+    )
+
+
 class Attention(Structure):
     _fields_ = (
         ("cache", KVCache),
@@ -112,6 +122,9 @@ class Attention(Structure):
         ("window", c_int64),
         ("cap", c_float),
         ("alibi", c_void_p),
+        ("sinks", c_void_p),
+        ("log_n", c_int64),
+        ("block_sparse", BlockSparse),
         ("queries", c_void_p),
         ("query_stride", c_int64),
         ("out", c_void_p),

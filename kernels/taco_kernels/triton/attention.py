@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.triton.attention_kernel import attention_kernel
 from taco_kernels.triton.attention_plan import AttentionPass, AttentionPlan, plan_attention
 from taco_kernels.triton.attention_reduce import reduce_splits_kernel
@@ -79,29 +79,33 @@ def paged_attention(
     never read.
 
     Args:
-        query: [num_tokens, num_heads, head_dim], float16, bfloat16 or float32; views of a fused
+        query: [num_tokens, num_heads, key_dim], float16, bfloat16 or float32; views of a fused
             projection are fine.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], equal strides, the
-            last one 1; in the query's dtype or float8_e4m3fn. Block sizes 8, 16, 32.
+        key_cache: [num_blocks, block_size, num_kv_heads, key_dim], in the query's dtype or
+            float8_e4m3fn. Block sizes 8, 16, 32.
+        value_cache: [num_blocks, block_size, num_kv_heads, value_dim] in the same dtype. It may be
+            the beginning of key_cache's last dimension (latent attention): then both are read once.
         options: blocks wholly before a window are not read.
         key_scale, value_scale: factors on stored keys and values.
         plan: from `plan_attention`, with bounds that cover the batch; None makes one.
         workspace: float32, `plan.workspace_size` numbers or more; None allocates them.
-        out: as query; None allocates it. Rows that belong to no sequence stay unchanged.
+        out: [num_tokens, num_heads, value_dim] in the query's dtype; None allocates it. Rows that
+            belong to no sequence stay unchanged.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, strides or value.
     """
     if out is None:
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        shape = (*query.shape[:-1], value_cache.shape[-1])
+        out = torch.empty(shape, dtype=query.dtype, device=query.device)
     _check_tensors(query, key_cache, value_cache, out)
     _check_batch(batch, query)
     options.check_heads(query.shape[1])
-    num_tokens, num_heads, head_dim = query.shape
+    num_tokens, num_heads, _ = query.shape
     if num_tokens == 0 or batch.num_seqs == 0:
         return out
     if plan is None:
-        plan = plan_batch(query, key_cache, batch, options)
+        plan = plan_batch(query, key_cache, value_cache, batch, options)
     if num_tokens > plan.num_tokens or batch.num_seqs > plan.num_seqs:
         raise ValueError(
             f"{num_tokens} tokens of {batch.num_seqs} sequences do not fit a plan for "
@@ -116,18 +120,21 @@ def paged_attention(
         )
 
     # Scores are exponents of two. A cap's tanh(x) is 1 - 2 / (1 + 2 ** (2 * log2(e) * x)).
-    score_factor, soft_cap = options.scale * key_scale * _LOG2_E, options.cap
-    if soft_cap is not None:
-        score_factor *= 2 / soft_cap
-        soft_cap *= _LOG2_E
+    score_factor, cap = options.scale * key_scale * _LOG2_E, options.cap
+    if cap is not None:
+        score_factor *= 2 / cap
+        cap *= _LOG2_E
+    log_n_factor = None if options.log_n is None else 1 / math.log2(options.log_n)
     block_size, num_kv_heads = key_cache.shape[1:3]
-    padded_dim = triton.next_power_of_2(head_dim)
+    dims = _dims(key_cache, value_cache)
+    value_dim = value_cache.shape[3]
+    sparse = options.block_sparse or BlockSparse(1, 1, 1)
     for part in plan.passes:
         tiling = part.tiling
         num_parts = part.num_rows * num_heads * part.num_splits
-        partial_out, partial_lse = workspace, workspace[num_parts * head_dim :]
+        partial_out, partial_lse = workspace, workspace[num_parts * value_dim :]
         num_tiles = min(part.num_tiles, batch.num_seqs) if part.is_one_tile else part.num_tiles
-        attention_kernel[_grid(part, num_tiles, num_kv_heads)](
+        attention_kernel[_grid(part, num_tiles, num_heads // plan.heads_per_tile)](
             query,
             key_cache,
             value_cache,
@@ -140,20 +147,28 @@ def paged_attention(
             None if batch.tree is None else batch.tree.masks.view(torch.int32),
             None if batch.tree is None else batch.tree.positions,
             options.alibi,
+            options.sinks,
             batch.num_seqs,
             part.min_query_len,
             part.max_query_len,
             score_factor,
-            soft_cap,
+            cap,
             options.window,
+            log_n_factor,
             value_scale,
             *query.stride()[:2],
             *key_cache.stride()[:3],
+            *value_cache.stride()[1:3],
             *out.stride()[:2],
             batch.block_tables.stride(0),
-            GROUP=num_heads // num_kv_heads,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=padded_dim,
+            GROUP=plan.heads_per_tile,
+            TILES_PER_KV_HEAD=num_heads // num_kv_heads // plan.heads_per_tile,
+            **dims,
+            SPARSE_BLOCK=0 if options.block_sparse is None else sparse.block_size,
+            SPARSE_LOCAL=sparse.num_local_blocks,
+            SPARSE_STRIDE=sparse.stride,
+            SPARSE_HEAD_STEP=sparse.head_step,
+            SPARSE_HEAD_OFFSET=sparse.head_offset,
             BLOCK_SIZE=block_size,
             BLOCK_M=tiling.block_m,
             BLOCK_N=max(tiling.block_n, block_size),
@@ -169,6 +184,7 @@ def paged_attention(
                 partial_out,
                 partial_lse,
                 out,
+                options.sinks,
                 batch.query_start,
                 batch.num_seqs,
                 part.min_query_len,
@@ -176,8 +192,8 @@ def paged_attention(
                 part.num_splits,
                 value_scale,
                 *out.stride()[:2],
-                HEAD_DIM=head_dim,
-                PADDED_DIM=padded_dim,
+                VALUE_DIM=value_dim,
+                PADDED_VALUE=dims["PADDED_VALUE"],
                 PADDED_SPLITS=triton.next_power_of_2(part.num_splits),
                 TOKENS_PER_TILE=part.tokens_per_tile,
                 IS_ONE_TILE=part.is_one_tile,
@@ -187,10 +203,14 @@ def paged_attention(
 
 
 def plan_batch(
-    query: Tensor, key_cache: Tensor, batch: AttentionBatch, options: AttentionOptions
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: AttentionBatch,
+    options: AttentionOptions,
 ) -> AttentionPlan:
     """The plan that `paged_attention` makes for this batch; layers of one shape can share it."""
-    num_tokens, num_heads, head_dim = query.shape
+    num_tokens, num_heads, key_dim = query.shape
     return plan_attention(
         num_tokens=num_tokens,
         num_seqs=batch.num_seqs,
@@ -198,7 +218,9 @@ def plan_batch(
         max_seq_len=batch.max_seq_len,
         num_heads=num_heads,
         num_kv_heads=key_cache.shape[2],
-        head_dim=head_dim,
+        key_dim=key_dim,
+        value_dim=value_cache.shape[3],
+        latent=_is_latent(key_cache, value_cache),
         kv_bytes=key_cache.itemsize,
         query_bytes=query.itemsize,
         num_sms=_num_sms(query.device),
@@ -207,10 +229,36 @@ def plan_batch(
     )
 
 
-def _grid(part: AttentionPass, num_tiles: int, num_kv_heads: int) -> tuple[int, int, int]:
+def _is_latent(key_cache: Tensor, value_cache: Tensor) -> bool:
+    """Whether values are the beginnings of the keys' memory."""
+    return (
+        key_cache.data_ptr() == value_cache.data_ptr()
+        and key_cache.stride() == value_cache.stride()
+        and value_cache.shape[3] <= key_cache.shape[3]
+    )
+
+
+def _dims(key_cache: Tensor, value_cache: Tensor) -> dict[str, int | bool]:
+    """The kernel's sizes of keys and values."""
+    key_dim, value_dim = key_cache.shape[3], value_cache.shape[3]
+    is_latent = _is_latent(key_cache, value_cache)
+    main_dim = value_dim if is_latent else key_dim
+    return {
+        "MAIN_DIM": main_dim,
+        "PADDED_MAIN": triton.next_power_of_2(main_dim),
+        "REST_DIM": key_dim - main_dim,
+        "PADDED_REST": max(16, triton.next_power_of_2(key_dim - main_dim)),
+        "VALUE_DIM": value_dim,
+        "PADDED_VALUE": triton.next_power_of_2(value_dim),
+        "IS_LATENT": is_latent,
+        "HAS_ONE_LAYOUT": key_cache.stride() == value_cache.stride(),
+    }
+
+
+def _grid(part: AttentionPass, num_tiles: int, num_groups: int) -> tuple[int, int, int]:
     if part.is_one_tile:
-        return num_kv_heads, num_tiles, part.num_splits
-    return num_tiles, num_kv_heads, part.num_splits
+        return num_groups, num_tiles, part.num_splits
+    return num_tiles, num_groups, part.num_splits
 
 
 def _num_sms(device: torch.device) -> int:
@@ -222,13 +270,13 @@ def _num_sms(device: torch.device) -> int:
 def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, out: Tensor) -> None:
     if query.dim() != 3 or query.dtype not in _DTYPES:
         raise ValueError(
-            "query must be [num_tokens, num_heads, head_dim] of float16, bfloat16 or float32, not "
+            "query must be [num_tokens, num_heads, key_dim] of float16, bfloat16 or float32, not "
             f"{query.dtype} {list(query.shape)}"
         )
-    if out.shape != query.shape or out.dtype != query.dtype:
+    out_shape = (*query.shape[:2], value_cache.shape[-1])
+    if out.shape != out_shape or out.dtype != query.dtype:
         raise ValueError(
-            f"out must be {query.dtype} {list(query.shape)} like query, not {out.dtype} "
-            f"{list(out.shape)}"
+            f"out must be {query.dtype} {list(out_shape)}, not {out.dtype} {list(out.shape)}"
         )
     if key_cache.dim() != 4 or key_cache.shape[3] != query.shape[2]:
         raise ValueError(
@@ -236,11 +284,14 @@ def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, out: T
             f"{list(key_cache.shape)}"
         )
     if (
-        value_cache.shape != key_cache.shape
-        or value_cache.stride() != key_cache.stride()
+        value_cache.shape[:3] != key_cache.shape[:3]
+        or value_cache.stride(0) != key_cache.stride(0)
         or value_cache.dtype != key_cache.dtype
     ):
-        raise ValueError("key_cache and value_cache must have one shape, one dtype and one stride")
+        raise ValueError(
+            "key_cache and value_cache must have the same blocks and heads, dtype and distance of "
+            "blocks"
+        )
     if key_cache.dtype not in (query.dtype, _FP8):
         raise ValueError(f"the cache must be {query.dtype} or {_FP8}, not {key_cache.dtype}")
     if key_cache.shape[1] not in _BLOCK_SIZES:

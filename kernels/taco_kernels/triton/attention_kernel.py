@@ -59,7 +59,7 @@ def locate_tile(
         "num_seqs",
         "min_query_len",
         "max_query_len",
-        "sliding_window",
+        "window",
         "table_stride",
     ]
 )
@@ -75,25 +75,41 @@ def attention_kernel(
     block_tables,
     tree_masks,
     tree_positions,
-    alibi_slopes,
+    alibi,
+    sinks,
     num_seqs,
     min_query_len,
     max_query_len,
     score_factor,
-    soft_cap,
-    sliding_window,
+    cap,
+    window,
+    log_n_factor,
     value_scale,
     query_token,
     query_head,
     kv_block,
-    kv_token,
-    kv_head_stride,
+    key_token,
+    key_head,
+    value_token,
+    value_head,
     out_token,
     out_head,
     table_stride,
     GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
+    TILES_PER_KV_HEAD: tl.constexpr,
+    MAIN_DIM: tl.constexpr,
+    PADDED_MAIN: tl.constexpr,
+    REST_DIM: tl.constexpr,
+    PADDED_REST: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    IS_LATENT: tl.constexpr,
+    HAS_ONE_LAYOUT: tl.constexpr,
+    SPARSE_BLOCK: tl.constexpr,
+    SPARSE_LOCAL: tl.constexpr,
+    SPARSE_STRIDE: tl.constexpr,
+    SPARSE_HEAD_STEP: tl.constexpr,
+    SPARSE_HEAD_OFFSET: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -105,21 +121,26 @@ def attention_kernel(
     """Kernel of `taco_kernels.triton.attention.paged_attention`, which describes shared arguments.
 
     query_token, ... table_stride are strides. score_factor turns products into exponents of
-    two; with a soft_cap (also in exponents of two), into the exponent of its tanh. tree_masks are
-    the low and high halves of the masks, [num_tokens, 2]. Arguments that are None are compiled
-    away.
+    two; with a cap (also in exponents of two), into the exponent of its tanh. log_n_factor is
+    1 / log2(log_n). tree_masks are the low and high halves of the masks, [num_tokens, 2]. Arguments
+    that are None are compiled away, and so is block-sparse attention with SPARSE_BLOCK 0.
 
-    Grid: with IS_ONE_TILE (KV heads, tiles, splits), so that programs that run together read the
-    same blocks; else (tiles, KV heads, splits), so that they read the same keys.
+    A tile has GROUP query heads; TILES_PER_KV_HEAD tiles share one KV head. A key is read as
+    MAIN_DIM numbers and then REST_DIM more. With IS_LATENT the first are the value too: MAIN_DIM is
+    VALUE_DIM. HAS_ONE_LAYOUT: keys and values have the same strides.
+
+    Grid: with IS_ONE_TILE (groups of heads, tiles, splits), so that programs that run together read
+    the same blocks; else (tiles, groups of heads, splits), so that they read the same keys.
     """
     if IS_ONE_TILE:
-        kv_head = tl.program_id(0)
+        head_group = tl.program_id(0)
         tile = tl.program_id(1)
         num_heads = tl.num_programs(0) * GROUP
     else:
         tile = tl.program_id(0)
-        kv_head = tl.program_id(1)
+        head_group = tl.program_id(1)
         num_heads = tl.num_programs(1) * GROUP
+    kv_head = (head_group // TILES_PER_KV_HEAD).to(tl.int64)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)
 
@@ -134,7 +155,7 @@ def attention_kernel(
     first_row = (query_begin + first_token).to(tl.int64)
     rows = tl.arange(0, BLOCK_M)
     row_tokens = rows // GROUP  # from the tile's first on
-    row_heads = kv_head * GROUP + rows % GROUP
+    row_heads = head_group * GROUP + rows % GROUP
     is_row = (rows < TOKENS_PER_TILE * GROUP) & (first_token + row_tokens < query_len)
     row_positions = context_len + first_token + row_tokens
 
@@ -158,9 +179,9 @@ def attention_kernel(
         is_causal = (low_masks & high_masks) == -1
     see_begin = 0
     all_see_begin = 0
-    if sliding_window is not None:
-        see_begin = tl.maximum(first_position - sliding_window + 1, 0)
-        all_see_begin = tl.maximum(last_position - sliding_window + 1, 0)
+    if window is not None:
+        see_begin = tl.maximum(first_position - window + 1, 0)
+        all_see_begin = tl.maximum(last_position - window + 1, 0)
 
     # This program's share of the KV, in whole tiles from the first block on.
     tl.static_assert(BLOCK_N % BLOCK_SIZE == 0)
@@ -176,30 +197,51 @@ def attention_kernel(
         tl.store(partial_lse + first_part + row_parts, nothing, mask=is_row)
         return
 
-    dims = tl.arange(0, PADDED_DIM)
-    in_head = dims < HEAD_DIM
-    row_mask = is_row[:, None] & in_head[None, :]
-    queries_at = query + first_row * query_token
-    queries_at += (row_tokens * query_token + row_heads * query_head)[:, None] + dims[None, :]
-    queries = tl.load(queries_at, mask=row_mask, other=0.0)
-    if query.dtype.element_ty == tl.bfloat16 and key_cache.dtype.element_ty == tl.float8e4nv:
-        # float8 to float16 is eight times faster than to bfloat16; both are exact.
+    # float8 to float16 is eight times faster than to bfloat16; both are exact.
+    IS_CLAMPED: tl.constexpr = (
+        query.dtype.element_ty == tl.bfloat16 and key_cache.dtype.element_ty == tl.float8e4nv
+    )
+    dims = tl.arange(0, PADDED_MAIN)
+    in_main = dims < MAIN_DIM
+    rows_at = query + first_row * query_token
+    rows_at += (row_tokens * query_token + row_heads * query_head)[:, None]
+    queries = tl.load(rows_at + dims[None, :], mask=is_row[:, None] & in_main[None, :], other=0.0)
+    if IS_CLAMPED:
         queries = tl.clamp(queries.to(tl.float32), -_FP16_MAX, _FP16_MAX).to(tl.float16)
-    if alibi_slopes is not None:
-        slopes = tl.load(alibi_slopes + row_heads, mask=is_row, other=0.0) * _LOG2_E
+    if REST_DIM > 0:
+        rest_dims = MAIN_DIM + tl.arange(0, PADDED_REST)
+        in_rest = rest_dims < MAIN_DIM + REST_DIM
+        rest_mask = is_row[:, None] & in_rest[None, :]
+        rest_queries = tl.load(rows_at + rest_dims[None, :], mask=rest_mask, other=0.0)
+        if IS_CLAMPED:
+            rest_queries = tl.clamp(rest_queries.to(tl.float32), -_FP16_MAX, _FP16_MAX)
+            rest_queries = rest_queries.to(tl.float16)
+    value_dims = tl.arange(0, PADDED_VALUE)
+    in_value = value_dims < VALUE_DIM
+    out_mask = is_row[:, None] & in_value[None, :]
+    if alibi is not None:
+        slopes = tl.load(alibi + row_heads, mask=is_row, other=0.0) * _LOG2_E
+    if log_n_factor is not None:
+        lengths = tl.maximum(row_positions + 1, 1).to(tl.float32)
+        growth = tl.maximum(tl.log2(lengths) * log_n_factor, 1.0)
+    if SPARSE_BLOCK > 0:
+        row_blocks = row_positions // SPARSE_BLOCK
+        row_shifts = SPARSE_HEAD_OFFSET + row_heads * SPARSE_HEAD_STEP + 1
 
     # Invariant from tile to tile: a tile begins where a block does.
     columns = tl.arange(0, BLOCK_N)
     ids_at = block_tables + sequence.to(tl.int64) * table_stride + columns // BLOCK_SIZE
-    offsets_in_block = (columns % BLOCK_SIZE).to(tl.int64) * kv_token
-    offsets_in_block += kv_head.to(tl.int64) * kv_head_stride
-    acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+    places = (columns % BLOCK_SIZE).to(tl.int64)
+    keys_in_block = places * key_token + kv_head * key_head
+    if not HAS_ONE_LAYOUT:
+        values_in_block = places * value_token + kv_head * value_head
+    acc = tl.zeros([BLOCK_M, PADDED_VALUE], tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_max = tl.full([BLOCK_M], _UNSEEN, tl.float32)
 
     # Three loops: the window's edge, the keys that all rows see, and the diagonal.
-    FIRST_LOOP: tl.constexpr = 2 if MASKS_ALL else (1 if sliding_window is None else 0)
-    IS_SCALED_LATE: tl.constexpr = soft_cap is None and alibi_slopes is None
+    FIRST_LOOP: tl.constexpr = 2 if MASKS_ALL or SPARSE_BLOCK else (1 if window is None else 0)
+    IS_SCALED_LATE: tl.constexpr = cap is None and alibi is None
     start = begin
     for loop in tl.static_range(FIRST_LOOP, 3):
         stop = end
@@ -214,17 +256,54 @@ def attention_kernel(
         blocks = tl.load(ids_at + start // BLOCK_SIZE, mask=start + columns < see_end, other=0)
         for tile_begin in tl.range(start, stop, BLOCK_N):
             positions = tile_begin + columns
-            offsets = (blocks.to(tl.int64) * kv_block + offsets_in_block)[:, None] + dims[None, :]
-            if loop != _UNMASKED_LOOP or PADDED_DIM != HEAD_DIM:
+            blocks_at = blocks.to(tl.int64) * kv_block
+            keys_at = (blocks_at + keys_in_block)[:, None]
+            values_at = keys_at
+            if not HAS_ONE_LAYOUT:
+                values_at = (blocks_at + values_in_block)[:, None]
+            if loop != _UNMASKED_LOOP:
                 # Values past the end may be NaN, which not even a weight of zero removes.
-                kv_mask = (positions < see_end)[:, None] & in_head[None, :]
-                if sliding_window is not None:
-                    kv_mask = kv_mask & (positions >= see_begin)[:, None]
-                keys = tl.load(key_cache + offsets, mask=kv_mask, other=0.0)
-                values = tl.load(value_cache + offsets, mask=kv_mask, other=0.0)
+                is_read = positions < see_end
+                if window is not None:
+                    is_read = is_read & (positions >= see_begin)
+                if SPARSE_BLOCK > 0:
+                    # Blocks that no row sees are not read.
+                    key_blocks = positions // SPARSE_BLOCK
+                    in_pattern = row_blocks[:, None] - key_blocks[None, :] < SPARSE_LOCAL
+                    turns = (key_blocks[None, :] + row_shifts[:, None]) % SPARSE_STRIDE
+                    in_pattern = in_pattern | (turns == 0)
+                    any_row_sees = tl.max((in_pattern & is_row[:, None]).to(tl.int32), 0) > 0
+                    is_read = is_read & (any_row_sees | (positions >= context_len))
+                main_mask = is_read[:, None] & in_main[None, :]
+                keys = tl.load(key_cache + keys_at + dims[None, :], mask=main_mask, other=0.0)
+            elif PADDED_MAIN != MAIN_DIM:
+                keys = tl.load(
+                    key_cache + keys_at + dims[None, :], mask=in_main[None, :], other=0.0
+                )
             else:
-                keys = tl.load(key_cache + offsets)
-                values = tl.load(value_cache + offsets)
+                keys = tl.load(key_cache + keys_at + dims[None, :])
+            if IS_LATENT:
+                values = keys
+            elif loop != _UNMASKED_LOOP:
+                value_mask = is_read[:, None] & in_value[None, :]
+                values = tl.load(
+                    value_cache + values_at + value_dims[None, :], mask=value_mask, other=0.0
+                )
+            elif PADDED_VALUE != VALUE_DIM:
+                values = tl.load(
+                    value_cache + values_at + value_dims[None, :],
+                    mask=in_value[None, :],
+                    other=0.0,
+                )
+            else:
+                values = tl.load(value_cache + values_at + value_dims[None, :])
+            if REST_DIM > 0:
+                rest_mask = in_rest[None, :]
+                if loop != _UNMASKED_LOOP:
+                    rest_mask = is_read[:, None] & rest_mask
+                rest_keys = tl.load(
+                    key_cache + keys_at + rest_dims[None, :], mask=rest_mask, other=0.0
+                )
             next_begin = tile_begin + BLOCK_N
             blocks = tl.load(
                 ids_at + next_begin // BLOCK_SIZE, mask=next_begin + columns < see_end, other=0
@@ -232,35 +311,47 @@ def attention_kernel(
 
             keys = tl.trans(keys.to(queries.dtype))
             scores = tl.dot(queries, keys, input_precision="ieee")
+            if REST_DIM > 0:
+                rest_keys = tl.trans(rest_keys.to(queries.dtype))
+                scores = tl.dot(rest_queries, rest_keys, scores, input_precision="ieee")
+            if log_n_factor is not None:
+                scores = scores * growth[:, None]
             key_positions = positions
-            if soft_cap is not None:
-                scores = soft_cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * score_factor)))
+            if cap is not None:
+                scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * score_factor)))
             elif not IS_SCALED_LATE:
                 scores = scores * score_factor
             if loop != _UNMASKED_LOOP and tree_masks is not None:
                 in_step = positions - context_len
                 is_step = (in_step >= 0) & (positions < seq_len)
-                if sliding_window is not None or alibi_slopes is not None:
+                if window is not None or alibi is not None or SPARSE_BLOCK > 0:
                     depths = tl.load(tree_positions + query_begin + in_step, mask=is_step, other=0)
                     key_positions = tl.where(is_step, depths, positions)
-            if alibi_slopes is not None:
+            if alibi is not None:
                 distances = key_positions[None, :] - row_positions[:, None]
                 scores += slopes[:, None] * distances.to(tl.float32)
             if loop != _UNMASKED_LOOP:
                 if tree_masks is None:
                     own_columns = (row_positions - tile_begin)[:, None]
                     seen = columns[None, :] <= own_columns
-                    if sliding_window is not None:
-                        seen = seen & (columns[None, :] > own_columns - sliding_window)
+                    if window is not None:
+                        seen = seen & (columns[None, :] > own_columns - window)
                 else:
                     words = tl.where(in_step[None, :] < 32, low_masks[:, None], high_masks[:, None])
                     bits = (words >> (in_step & 31)[None, :]) & 1
                     causal = in_step[None, :] <= (first_token + row_tokens)[:, None]
                     seen = tl.where(is_causal[:, None], causal, bits != 0) & is_step[None, :]
                     seen = seen | (in_step < 0)[None, :]
-                    if sliding_window is not None:
-                        window_begins = row_positions - sliding_window
+                    if window is not None:
+                        window_begins = row_positions - window
                         seen = seen & (key_positions[None, :] > window_begins[:, None])
+                if SPARSE_BLOCK > 0:
+                    if tree_masks is not None:
+                        key_blocks = key_positions // SPARSE_BLOCK
+                        in_pattern = row_blocks[:, None] - key_blocks[None, :] < SPARSE_LOCAL
+                        turns = (key_blocks[None, :] + row_shifts[:, None]) % SPARSE_STRIDE
+                        in_pattern = in_pattern | (turns == 0)
+                    seen = seen & in_pattern
                 scores = tl.where(seen, scores, _UNSEEN)
 
             if IS_SCALED_LATE:
@@ -280,12 +371,15 @@ def attention_kernel(
     if IS_SPLIT:
         acc = acc / row_sum[:, None]
         lse = tl.where(row_max > _SEEN, row_max + tl.log2(row_sum), float("-inf"))
-        parts_at = partial_out + first_part * HEAD_DIM
-        parts_at += row_parts[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(parts_at, acc, mask=row_mask)
+        parts_at = partial_out + first_part * VALUE_DIM
+        parts_at += row_parts[:, None] * VALUE_DIM + value_dims[None, :]
+        tl.store(parts_at, acc, mask=out_mask)
         tl.store(partial_lse + first_part + row_parts, lse, mask=is_row)
     else:
+        if sinks is not None:
+            row_sinks = tl.load(sinks + row_heads, mask=is_row, other=0.0) * _LOG2_E
+            row_sum += tl.exp2(row_sinks - row_max)
         acc = acc * (value_scale / row_sum)[:, None]
         out_at = out + first_row * out_token
-        out_at += (row_tokens * out_token + row_heads * out_head)[:, None] + dims[None, :]
-        tl.store(out_at, acc.to(out.dtype.element_ty), mask=row_mask)
+        out_at += (row_tokens * out_token + row_heads * out_head)[:, None] + value_dims[None, :]
+        tl.store(out_at, acc.to(out.dtype.element_ty), mask=out_mask)

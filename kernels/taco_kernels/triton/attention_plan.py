@@ -22,6 +22,8 @@ _FEW_ROWS_TILE_BYTES = 16 * 1024
 _WAVES = 2
 _MIN_TILES_PER_SPLIT = 2
 MAX_SPLITS = 64
+# Maximum query heads of a tile of latent attention, whose sums are 512 numbers a row.
+_LATENT_HEADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,14 @@ class AttentionPlan:
 
     Attributes:
         num_tokens, num_seqs: capacity of the batches that the plan serves.
+        heads_per_tile: query heads of a tile's rows, which share a KV head.
         workspace_size: float32 numbers for partial results of splits.
     """
 
     passes: tuple[AttentionPass, ...]
     num_tokens: int
     num_seqs: int
+    heads_per_tile: int
     workspace_size: int
 
 
@@ -125,8 +129,10 @@ def many_rows_tiling(
         block_n = 128
     elif padded <= 128:
         block_n = 128 if is_plain and kv_bytes == query_bytes else 64
-    else:
+    elif padded <= 256:
         block_n, num_stages = 32, 2
+    else:  # the sums of a wider tile would not fit in registers
+        block_m, block_n, num_stages = 64, 32, 2
     return Tiling(
         block_m=max(block_m, triton.next_power_of_2(group)),
         block_n=block_n,
@@ -145,12 +151,14 @@ def plan_attention(
     max_seq_len: int,
     num_heads: int,
     num_kv_heads: int,
-    head_dim: int,
+    key_dim: int,
+    value_dim: int,
     kv_bytes: int,
     query_bytes: int,
     num_sms: int,
     window: int | None = None,
     cap: float | None = None,
+    latent: bool = False,
     few_rows: Tiling | None = None,
     many_rows: Tiling | None = None,
     num_splits: int | None = None,
@@ -162,10 +170,14 @@ def plan_attention(
         kv_bytes, query_bytes: bytes of one number in the cache and in the query.
         num_sms: multiprocessors of the device.
         window, cap: as in AttentionOptions.
+        latent: whether a value is a part of its key, as in KVEntry.
         few_rows, many_rows, num_splits: override the choice, for measurements; a tiling's
             block_m is raised to the required rows.
     """
-    group = num_heads // num_kv_heads
+    group, head_dim = num_heads // num_kv_heads, max(key_dim, value_dim)
+    if latent:  # wide rows of many heads: several tiles share the KV head, and its blocks in L2
+        group = max(n for n in range(1, _LATENT_HEADS + 1) if group % n == 0)
+    num_groups = num_heads // group
     if window is not None:
         max_seq_len = min(max_seq_len, window + max_query_len)
 
@@ -178,7 +190,7 @@ def plan_attention(
         # With sequences of different lengths, splits let early finishers take more work.
         waves = _WAVES if num_seqs > 1 else 1
         splits = num_splits or _num_splits(
-            tiling, waves * num_sms, num_seqs * num_kv_heads, max_seq_len
+            tiling, waves * num_sms, num_seqs * num_groups, max_seq_len
         )
         return AttentionPass(
             tiling, min_query_len, max_query_len, tokens_per_tile, num_seqs, True, splits
@@ -190,7 +202,7 @@ def plan_attention(
         tiling = replace(tiling, block_m=max(tiling.block_m, triton.next_power_of_2(group)))
         tokens_per_tile = tiling.block_m // group
         num_tiles = num_tokens // tokens_per_tile + num_seqs
-        splits = num_splits or _num_splits(tiling, num_sms, num_tiles * num_kv_heads, max_seq_len)
+        splits = num_splits or _num_splits(tiling, num_sms, num_tiles * num_groups, max_seq_len)
         return AttentionPass(
             tiling, min_query_len, max_query_len, tokens_per_tile, num_tiles, False, splits
         )
@@ -206,8 +218,8 @@ def plan_attention(
         passes = (few(1, few_tokens), many(few_tokens + 1))
     split_passes = [part for part in passes if part.num_splits > 1]
     parts = max((part.num_rows * part.num_splits for part in split_passes), default=0)
-    workspace_size = parts * num_heads * (head_dim + 1)
-    return AttentionPlan(passes, num_tokens, num_seqs, workspace_size)
+    workspace_size = parts * num_heads * (value_dim + 1)
+    return AttentionPlan(passes, num_tokens, num_seqs, group, workspace_size)
 
 
 def _num_splits(tiling: Tiling, num_sms: int, num_programs: int, max_seq_len: int) -> int:

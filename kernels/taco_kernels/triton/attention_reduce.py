@@ -7,12 +7,15 @@ import triton.language as tl
 
 from taco_kernels.triton.attention_kernel import locate_tile
 
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit(do_not_specialize=["num_seqs", "min_query_len", "max_query_len", "num_splits"])
 def reduce_splits_kernel(
     partial_out,
     partial_lse,
     out,
+    sinks,
     query_start,
     num_seqs,
     min_query_len,
@@ -21,15 +24,15 @@ def reduce_splits_kernel(
     value_scale,
     out_token,
     out_head,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
     PADDED_SPLITS: tl.constexpr,
     TOKENS_PER_TILE: tl.constexpr,
     IS_ONE_TILE: tl.constexpr,
 ):
     """One row per program: the mean of its parts, each weighted by 2 to the power of its log-sum.
 
-    partial_out: [num_tiles * TOKENS_PER_TILE, num_heads, num_splits, HEAD_DIM]; partial_lse
+    partial_out: [num_tiles * TOKENS_PER_TILE, num_heads, num_splits, VALUE_DIM]; partial_lse
     lacks the last dimension: exponents of two, -inf where a split had no share and wrote nothing.
     Grid: the first two dimensions. Splits: Dao et al. 2023, "Flash-Decoding".
     """
@@ -45,19 +48,23 @@ def reduce_splits_kernel(
         return
 
     splits = tl.arange(0, PADDED_SPLITS)
-    dims = tl.arange(0, PADDED_DIM)
+    dims = tl.arange(0, PADDED_VALUE)
     parts = (slot.to(tl.int64) * tl.num_programs(1) + head) * num_splits + splits
     is_split = splits < num_splits
-    in_head = dims < HEAD_DIM
+    in_head = dims < VALUE_DIM
     # Both loads at once: the numbers of an empty split are read and ignored.
     lse = tl.load(partial_lse + parts, mask=is_split, other=float("-inf"))
     numbers = tl.load(
-        partial_out + parts[:, None] * HEAD_DIM + dims[None, :],
+        partial_out + parts[:, None] * VALUE_DIM + dims[None, :],
         mask=is_split[:, None] & in_head[None, :],
         other=0.0,
     )
-    weights = tl.exp2(lse - tl.max(lse, 0))
+    highest = tl.max(lse, 0)
+    weights = tl.exp2(lse - highest)
+    total = tl.sum(weights, 0)
+    if sinks is not None:
+        total += tl.exp2(tl.load(sinks + head) * _LOG2_E - highest)
     numbers = tl.where((weights > 0)[:, None], numbers * weights[:, None], 0.0)
-    mean = tl.sum(numbers, 0) * (value_scale / tl.sum(weights, 0))
+    mean = tl.sum(numbers, 0) * (value_scale / total)
     offsets = (query_begin + token).to(tl.int64) * out_token + head * out_head + dims
     tl.store(out + offsets, mean.to(out.dtype.element_ty), mask=in_head)

@@ -60,6 +60,10 @@ def rotate_and_write_kv(
     for name, heads_of in (("query", query), ("key", key)):
         check_heads(name, heads_of, query)
     check_kv(key, value, key_cache, value_cache, kv_slot_mapping)
+    if value.shape != key.shape:
+        raise ValueError(
+            f"values must have the keys' shape {list(key.shape)}, not {list(value.shape)}"
+        )
     check_angles(query, positions, cos_sin, offset, style, sections)
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, rotary_dim = key.shape[1], cos_sin.shape[1]

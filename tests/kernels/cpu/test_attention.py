@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
-from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.cpu.attention import paged_attention
 from taco_kernels.cpu.kv_cache import PagedBatch, PagedKV, write_kv
 from taco_kernels.kv_entry import KVEntry
@@ -33,6 +33,11 @@ class Model:
     window: int | None = None
     cap: float | None = None
     has_alibi: bool = False
+    has_sinks: bool = False
+    log_n: int | None = None
+    sparse: BlockSparse | None = None
+    value_dim: int | None = None
+    is_latent: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -40,7 +45,8 @@ class Model:
 
     @property
     def entry(self) -> KVEntry:
-        return KVEntry(self.num_kv_heads, self.head_dim, self.head_dim)
+        value_dim = self.value_dim or self.head_dim
+        return KVEntry(self.num_kv_heads, self.head_dim, value_dim, self.is_latent)
 
     def options(self) -> AttentionOptions:
         slopes = 0.5 ** torch.arange(1.0, self.num_heads + 1)
@@ -49,7 +55,15 @@ class Model:
             window=self.window,
             cap=self.cap,
             alibi=slopes if self.has_alibi else None,
+            sinks=2 - 8 * slopes if self.has_sinks else None,
+            log_n=self.log_n,
+            block_sparse=self.sparse,
         )
+
+
+SPARSE = BlockSparse(block_size=64, num_local_blocks=2, stride=3, head_step=1)
+# The shape of DeepSeek-V3, smaller.
+LATENT = Model(num_kv_heads=1, group=16, head_dim=96, value_dim=64, is_latent=True)
 
 
 def numbers(shape: tuple[int, ...], seed: int) -> Tensor:
@@ -68,11 +82,14 @@ class Sequence:
     values: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        kv_shape = (self.length, self.model.num_kv_heads, self.model.head_dim)
+        kv_shape = (self.length, self.model.num_kv_heads)
         query_shape = (self.length, self.model.num_heads, self.model.head_dim)
         self.queries = 2 * numbers(query_shape, 3 * self.seed)
-        self.keys = numbers(kv_shape, 3 * self.seed + 1)
-        self.values = numbers(kv_shape, 3 * self.seed + 2)
+        self.keys = numbers((*kv_shape, self.model.head_dim), 3 * self.seed + 1)
+        value_dim = self.model.entry.value_dim
+        self.values = numbers((*kv_shape, value_dim), 3 * self.seed + 2)
+        if self.model.is_latent:
+            self.values = self.keys[..., :value_dim]
 
 
 class Engine:
@@ -107,7 +124,9 @@ class Engine:
             self.tables[list(counts)].contiguous(),
         )
         keys = torch.cat([sequence.keys[span] for sequence, span in parts])
-        values = torch.cat([sequence.values[span] for sequence, span in parts])
+        values = None
+        if not self.model.is_latent:
+            values = torch.cat([sequence.values[span] for sequence, span in parts])
         write_kv(self.kernels, self.cache, self.batch, LAYER, keys, values)
         queries = torch.cat([sequence.queries[span] for sequence, span in parts])
         out = self.attend(queries)
@@ -123,8 +142,9 @@ class Engine:
     def expected(self, *, of_sizes: bool = False) -> Tensor:
         """The last step by the reference, from what the cache holds; or of the values' sizes."""
         model = self.model
-        shape = (len(self.cache.memory), model.block_size, model.num_kv_heads, model.head_dim)
-        keys, values = torch.zeros(shape), torch.zeros(shape)
+        shape = (len(self.cache.memory), model.block_size, model.num_kv_heads)
+        keys = torch.zeros(*shape, model.head_dim)
+        values = torch.zeros(*shape, model.entry.value_dim)
         for table, seq_len in zip(self.batch.block_tables, self.batch.seq_lens, strict=True):
             positions = torch.arange(int(seq_len))
             at = (table[positions // model.block_size].long(), positions % model.block_size)
@@ -165,6 +185,14 @@ def assert_near_reference(engine: Engine, out: Tensor) -> None:
         (Model(num_kv_heads=1, group=71, head_dim=16), (10,), (3,)),
         (Model(group=2, window=1), (299, 0), (1, 20)),
         (Model(group=8, head_dim=48, window=300), (690, 0), (2, 1)),
+        (Model(group=4, head_dim=64, has_sinks=True, window=128), (600, 3), (5, 1)),
+        (Model(group=2, head_dim=32, log_n=200, cap=8.0), (400, 0), (3, 40)),
+        (Model(group=4, head_dim=32, sparse=SPARSE), (700, 0), (9, 60)),
+        (Model(group=3, sparse=BlockSparse(16, 1, 5, 1, 2), has_alibi=True), (290,), (1,)),
+        (Model(head_dim=24, value_dim=16, group=5), (300, 0), (1, 20)),
+        (Model(head_dim=20, value_dim=70, group=2), (20, 0), (30, 20)),
+        (LATENT, (530, 0, 17), (1, 3, 2)),
+        (Model(num_kv_heads=1, group=3, head_dim=40, value_dim=24, is_latent=True), (290,), (9,)),
     ],
 )
 def test_attention(
@@ -199,7 +227,20 @@ def test_attention(
         window=st.none() | st.integers(1, 600),
         cap=st.none() | st.floats(0.5, 50),
         has_alibi=st.booleans(),
-    ),
+        has_sinks=st.booleans(),
+        log_n=st.none() | st.integers(2, 500),
+        sparse=st.none()
+        | st.builds(
+            BlockSparse,
+            block_size=st.sampled_from((16, 32, 48, 64)),
+            num_local_blocks=st.integers(1, 4),
+            stride=st.integers(1, 6),
+            head_step=st.integers(0, 2),
+            head_offset=st.integers(0, 3),
+        ),
+        value_dim=st.none() | st.integers(1, 128),
+        is_latent=st.booleans(),
+    ).filter(lambda model: not model.is_latent or (model.value_dim or 0) <= model.head_dim),
     shape=st.lists(
         st.tuples(st.integers(0, 660), st.integers(1, 3) | st.integers(1, 40)),
         min_size=1,
@@ -228,6 +269,10 @@ def in_chunks(engine: Engine, index: int, bounds: list[int]) -> Tensor:
         Model(group=3, head_dim=16),
         Model(group=7, head_dim=20, block_size=32, window=90),
         Model(group=1, head_dim=48, cap=5.0, has_alibi=True),
+        Model(group=2, head_dim=16, has_sinks=True, log_n=300, window=200),
+        Model(group=4, head_dim=16, sparse=SPARSE),
+        LATENT,
+        Model(group=2, head_dim=24, value_dim=40),
     ],
 )
 def test_bits_depend_on_the_sequence_alone(
@@ -326,3 +371,11 @@ def test_bad_input() -> None:
         write_kv(kernels, cache, batch, 0, queries.mT.contiguous().mT, queries)
     with pytest.raises(ValueError, match="1 seq_lens go with 2 query_start_loc"):
         PagedBatch(batch.query_start_loc[:1], batch.seq_lens, batch.block_tables)
+    sparse = AttentionOptions(1.0, block_sparse=BlockSparse(24, 1, 1))
+    with pytest.raises(ValueError, match=r"blocks of a multiple of 16 tokens .*, not 24"):
+        paged_attention(kernels, queries, cache, batch, 0, sparse)
+    sinks = AttentionOptions(1.0, sinks=torch.zeros(3))
+    with pytest.raises(ValueError, match=r"sinks must be contiguous float32 \[2\]"):
+        paged_attention(kernels, queries, cache, batch, 0, sinks)
+    with pytest.raises(ValueError, match="a latent entry, and no other, is written without values"):
+        write_kv(kernels, cache, batch, 0, queries, None)

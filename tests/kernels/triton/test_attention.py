@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.attention_step import DTYPES, Case, Step
 from support.triton_interpreter import DEVICE
-from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention
 from taco_kernels.triton.attention_plan import Tiling
 
@@ -21,6 +21,11 @@ MIXED = ((37, 1), (9, 0), (45, 20), (0, 3))
 DECODES = ((37, 1), (0, 1), (15, 1), (100, 1))
 HEADS = ((4, 4), (8, 2), (14, 2), (32, 8))
 HEAD_DIMS = (64, 80, 96, 128, 256)
+
+# A pattern that skips most blocks of a short context.
+SPARSE = BlockSparse(block_size=8, num_local_blocks=2, stride=3)
+# (key_dim, value_dim) of latent entries
+LATENTS = ((80, 64), (48, 40), (64, 64))
 
 # Small, so that few tokens make many tiles.
 MANY_ROWS = Tiling(16, 16, 4, 2, programs_per_sm=1, masks_all=False)
@@ -46,6 +51,13 @@ def test_heads(heads: tuple[int, int], head_dim: int) -> None:
         {"cap": 2.0},
         {"has_alibi": True},
         {"window": 20, "cap": 5.0, "has_alibi": True},
+        {"has_sinks": True},
+        {"log_n": 30},
+        {"log_n": 8, "cap": 3.0, "has_sinks": True, "window": 40},
+        {"sparse": SPARSE},
+        {"sparse": replace(SPARSE, head_step=1, head_offset=2), "has_alibi": True},
+        {"value_dim": 32},
+        {"value_dim": 96, "has_sinks": True},
     ],
     ids=str,
 )
@@ -53,6 +65,31 @@ def test_score_options(options: dict) -> None:
     """By one masked loop and by three, over tiles of which many lie before the window."""
     step = Step(Case(MIXED, (2, 1), 64, dtype=torch.float16, **options))
     step.check(many_rows=MANY_ROWS, few_rows=replace(FEW_ROWS, masks_all=False))
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("dims", LATENTS)
+@pytest.mark.parametrize("heads", [(16, 1), (48, 1), (6, 1)])
+def test_latent(heads: tuple[int, int], dims: tuple[int, int], num_splits: int) -> None:
+    """Values are read from the keys; the heads of a sequence take one to three tiles."""
+    lens = MIXED if dims == LATENTS[0] else DECODES
+    case = Case(lens, heads, dims[0], value_dim=dims[1], is_latent=True, dtype=torch.float16)
+    step = Step(case)
+    assert step.plan().heads_per_tile == min(16, heads[0])
+    step.check(num_splits=num_splits, many_rows=MANY_ROWS)
+
+
+def test_latent_fp8_cache() -> None:
+    step = Step(
+        Case(MIXED, (8, 1), 80, value_dim=64, is_latent=True, is_fp8=True, dtype=torch.float16)
+    )
+    step.check(many_rows=MANY_ROWS)
+
+
+@pytest.mark.parametrize("options", [{"has_sinks": True}, {"sparse": SPARSE}, {"log_n": 20}])
+def test_split_options(options: dict) -> None:
+    step = Step(Case(((45, 20), (90, 1)), (4, 1), 64, **options))
+    step.check(num_splits=3, many_rows=MANY_ROWS, few_rows=FEW_ROWS)
 
 
 def test_many_rows_by_one_masked_loop() -> None:
@@ -88,7 +125,16 @@ def _random_tree(num_tokens: int, seed: int) -> tuple[int, ...]:
     return tuple(draw.randrange(-1, token) for token in range(num_tokens))
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 6}, {"has_alibi": True, "cap": 3.0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 6},
+        {"has_alibi": True, "cap": 3.0},
+        {"sparse": SPARSE, "log_n": 15, "has_sinks": True},
+    ],
+    ids=str,
+)
 def test_trees(options: dict) -> None:
     """Trees of drafts beside decodes and a chunk that no mask is wide enough for."""
     lens = ((37, 9), (20, 1), (3, 40), (5, 70))
@@ -152,6 +198,25 @@ def test_nothing_to_do() -> None:
     head_dim=st.sampled_from([16, 40, 64]),
     block_size=st.sampled_from([8, 16, 32]),
     window=st.none() | st.integers(1, 60),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "cap": st.floats(0.5, 50),
+            "has_alibi": st.booleans(),
+            "has_sinks": st.booleans(),
+            "log_n": st.integers(2, 80),
+            "sparse": st.builds(
+                BlockSparse,
+                block_size=st.integers(1, 40),
+                num_local_blocks=st.integers(1, 3),
+                stride=st.integers(1, 4),
+                head_step=st.integers(0, 2),
+                head_offset=st.integers(0, 3),
+            ),
+            "value_dim": st.sampled_from([8, 16, 33]),
+        },
+    ),
+    is_latent=st.booleans(),
     has_tree=st.booleans(),
     block_m=st.sampled_from([32, 64]),
     block_n=st.sampled_from([32, 64]),
@@ -159,13 +224,15 @@ def test_nothing_to_do() -> None:
     num_splits=st.integers(1, 3),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_batch(
     lens: list[tuple[int, int]],
     heads: tuple[int, int],
     head_dim: int,
     block_size: int,
     window: int | None,
+    options: dict,
+    is_latent: bool,
     has_tree: bool,
     block_m: int,
     block_n: int,
@@ -175,9 +242,18 @@ def test_any_batch(
 ) -> None:
     parents = tuple(_random_tree(query_len, seed) for _, query_len in lens) if has_tree else None
     tiling = Tiling(block_m, block_n, 4, 2, programs_per_sm=1, masks_all=masks_all)
-    Step(
-        Case(tuple(lens), heads, head_dim, block_size, window=window, parents=parents, seed=seed)
-    ).check(many_rows=tiling, few_rows=tiling, num_splits=num_splits)
+    case = Case(
+        tuple(lens),
+        (heads[0], 1) if is_latent else heads,
+        head_dim,
+        block_size,
+        window=window,
+        parents=parents,
+        is_latent=is_latent and options.get("value_dim", 0) <= head_dim,
+        seed=seed,
+        **options,
+    )
+    Step(case).check(many_rows=tiling, few_rows=tiling, num_splits=num_splits)
 
 
 def _attend(batch: AttentionBatch, **changes: object) -> None:
@@ -199,7 +275,7 @@ def test_bad_input() -> None:
         _attend(batch, query=torch.zeros(3, 4, 64, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"key_cache must be .* 64\], not \[2, 16, 2, 32\]"):
         _attend(batch, key_cache=cache[..., :32])
-    with pytest.raises(ValueError, match="one shape, one dtype and one stride"):
+    with pytest.raises(ValueError, match="the same blocks and heads"):
         _attend(batch, value_cache=cache[:1])
     with pytest.raises(ValueError, match=r"the cache must be torch\.float32 or"):
         _attend(batch, key_cache=cache.half(), value_cache=cache.half())

@@ -11,7 +11,8 @@ from taco_kernels.triton.attention_plan import MAX_SPLITS, AttentionPlan, plan_a
 LLAMA = {
     "num_heads": 32,
     "num_kv_heads": 8,
-    "head_dim": 128,
+    "key_dim": 128,
+    "value_dim": 128,
     "kv_bytes": 2,
     "query_bytes": 2,
     "num_sms": 132,
@@ -95,3 +96,14 @@ def test_the_workspace_has_room_for_what_is_split_alone() -> None:
     few, many = made.passes
     assert many.num_splits == 1
     assert made.workspace_size == 10 * few.tokens_per_tile * few.num_splits * 32 * (128 + 1)
+
+
+def test_heads_that_share_a_latent_are_split_into_tiles() -> None:
+    shape = {"num_heads": 128, "num_kv_heads": 1, "key_dim": 576, "value_dim": 512, "latent": True}
+    decode = plan(4, 4, 1, 8192, **shape)
+    assert decode.heads_per_tile == 16
+    assert decode.passes[0].tiling.block_m == 16
+    assert decode.workspace_size % (128 * 513) == 0
+    prefill = plan(512, 1, 512, 512, **shape).passes[0]
+    assert prefill.tokens_per_tile * 16 == prefill.tiling.block_m == 64
+    assert plan(4, 4, 1, 8192, **{**shape, "num_heads": 40}).heads_per_tile == 10

@@ -49,6 +49,26 @@ def test_write(block_size: int, num_heads: int, head_dim: int, dtype: torch.dtyp
     check(value_cache, value, block_size)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_keys_and_values_of_different_sizes(dtype: torch.dtype) -> None:
+    key, value = fused(2, 80, dtype)[0], fused(2, 48, dtype)[1]
+    key_cache, value_cache = (
+        poisoned_caches(16, 2, 80, dtype)[0],
+        poisoned_caches(16, 2, 48, dtype)[1],
+    )
+    write_kv(key, value, key_cache, value_cache, torch.tensor(SLOTS, device=DEVICE))
+    check(key_cache, key, 16)
+    check(value_cache, value, 16)
+
+
+def test_a_latent_is_written_once() -> None:
+    key, _ = fused(1, 80, torch.float16)
+    key_cache, _ = poisoned_caches(16, 1, 80, torch.float16)
+    slots = torch.tensor(SLOTS, device=DEVICE)
+    write_kv(key, None, key_cache, key_cache[..., :64], slots)
+    check(key_cache, key, 16)
+
+
 def test_fp8_is_scaled_and_held_within_its_range() -> None:
     rows = [100 * x for x in fused(2, 64, torch.float32)]
     if DEVICE.type == "cpu":
@@ -77,13 +97,13 @@ def test_bad_input() -> None:
     key, value = fused(2, 64, torch.float16)
     key_cache, value_cache = poisoned_caches(16, 2, 64, torch.float16)
     slots = torch.tensor(SLOTS, device=DEVICE)
-    with pytest.raises(ValueError, match="key and value must be alike"):
+    with pytest.raises(ValueError, match="the same tokens, heads and dtype"):
         write_kv(key, value.float(), key_cache, value_cache, slots)
     with pytest.raises(ValueError, match=r"key_cache must be \[num_blocks, block_size, 2, 64\]"):
         write_kv(key, value, key_cache[..., :32], value_cache, slots)
     with pytest.raises(ValueError, match=r"value_cache must be torch\.float16 or"):
         write_kv(key, value, key_cache, value_cache.float(), slots)
-    with pytest.raises(ValueError, match="one shape and one dtype"):
+    with pytest.raises(ValueError, match="the same blocks, heads and dtype"):
         write_kv(key, value, key_cache, value_cache[:2], slots)
     with pytest.raises(ValueError, match="adjacent"):
         write_kv(key.mT.contiguous().mT, value, key_cache, value_cache, slots)

@@ -15,10 +15,12 @@ import torch
 from support import triton_interpreter
 from support.attention_batch import LAYER, Batch
 from support.xformers_operators import MaterializedOperators
+from taco_kernels.attention_options import BlockSparse
 from taco_worker.attention.backend import (
     AttentionBackend,
     create_attention_backend,
     default_attention_backend,
+    require_support,
 )
 from taco_worker.attention.xformers_backend import XformersAttention
 
@@ -66,6 +68,16 @@ BATCHES = {
     "window of one": Batch([(17, 1), (3, 4)], window=1),
     "window beyond everything": Batch([(17, 1), (3, 4)], window=1000),
     "idle sequences": Batch([(20, 1), (9, 0), (4, 3)]),
+    "log-n scaling": Batch(MIXED, log_n=12),
+}
+# What xformers lacks.
+OPTIONS = {
+    "a cap on scores": Batch(MIXED, num_kv_heads=2, cap=1.5, window=20),
+    "ALiBi": Batch(MIXED, num_kv_heads=2, has_alibi=True),
+    "attention sinks": Batch(MIXED, num_kv_heads=2, has_sinks=True),
+    "block-sparse attention": Batch(MIXED, num_kv_heads=2, sparse=BlockSparse(8, 1, 3, 1)),
+    "a latent KV cache": Batch(MIXED, group_size=4, head_dim=24, value_dim=16, is_latent=True),
+    "keys and values of different sizes": Batch(MIXED, num_kv_heads=2, value_dim=12),
 }
 
 
@@ -78,6 +90,25 @@ def test_agrees_with_the_reference(make: Callable[[], AttentionBackend], batch: 
     actual = make().attend(query, cache, LAYER, metadata, batch.options())
     expected = batch.reference(query, cache, metadata)
     torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+@pytest.mark.usefixtures("default_device")
+@pytest.mark.parametrize("batch", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_options_agree_with_the_reference(name: str, batch: Batch) -> None:
+    torch.manual_seed(0)
+    query, cache, metadata = batch.query(DTYPE), batch.cache(DTYPE), batch.metadata()
+    backend = BACKENDS[name]()
+    require_support(backend, batch.options(), batch.entry())
+    actual = backend.attend(query, cache, LAYER, metadata, batch.options())
+    torch.testing.assert_close(actual, batch.reference(query, cache, metadata), **CLOSE)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_missing_option_is_named_at_load(option: str) -> None:
+    backend, batch = _xformers(True), OPTIONS[option]
+    with pytest.raises(ValueError, match=f"'xformers' does not support {option}, which this model"):
+        require_support(backend, batch.options(), batch.entry())
 
 
 @pytest.mark.usefixtures("default_device")

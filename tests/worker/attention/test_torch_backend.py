@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,41 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.attention_batch import LAYER, SCALE, Batch
+from taco_kernels.attention_options import BlockSparse
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.torch_backend import TorchAttention
+
+# What torch's fused attention computes.
+PLAIN: dict[str, Any] = {
+    "cap": None,
+    "has_alibi": False,
+    "has_sinks": False,
+    "log_n": None,
+    "sparse": None,
+    "value_dim": None,
+    "is_latent": False,
+}
+PATTERNS = st.builds(
+    BlockSparse,
+    block_size=st.integers(1, 20),
+    num_local_blocks=st.integers(1, 3),
+    stride=st.integers(1, 5),
+    head_step=st.integers(0, 2),
+    head_offset=st.integers(0, 3),
+)
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "cap": st.none() | st.floats(0.5, 30),
+        "has_alibi": st.booleans(),
+        "has_sinks": st.booleans(),
+        "log_n": st.none() | st.integers(2, 60),
+        "sparse": st.none() | PATTERNS,
+        "value_dim": st.none() | st.sampled_from([4, 8]),
+        "is_latent": st.booleans(),
+    }
+)
 
 
 @st.composite
@@ -27,6 +61,7 @@ def batches(draw: st.DrawFn) -> Batch:
         head_dim=draw(st.sampled_from([8, 20])),
         block_size=draw(st.sampled_from([8, 16, 32])),
         window=draw(st.one_of(st.none(), st.integers(1, 40))),
+        **draw(st.just(PLAIN) | OPTIONS),
         seed=draw(st.integers(0, 1000)),
         num_blocks=3000,  # block ids far above the numbers of sequences and tokens
     )
@@ -45,6 +80,7 @@ def test_agrees_with_the_reference(batch: Batch) -> None:
 @given(batches())
 @settings(max_examples=40, deadline=None)
 def test_results_do_not_depend_on_neighbours(batch: Batch) -> None:
+    """torch's products of several sequences may round differently from those of one."""
     torch.manual_seed(batch.seed)
     query, cache, metadata = batch.query(), batch.cache(), batch.metadata()
     together = TorchAttention().attend(query, cache, LAYER, metadata, batch.options())
@@ -53,7 +89,9 @@ def test_results_do_not_depend_on_neighbours(batch: Batch) -> None:
         alone = TorchAttention().attend(
             own_query, cache, LAYER, batch.alone(sequence), batch.options()
         )
-        assert torch.equal(alone, own_rows)
+        torch.testing.assert_close(alone, own_rows, atol=1e-6, rtol=1e-5)
+        if batch == replace(batch, **PLAIN):
+            assert torch.equal(alone, own_rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

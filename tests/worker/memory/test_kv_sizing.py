@@ -34,6 +34,27 @@ def test_a_block_of_all_layers_is_contiguous() -> None:
             assert index * block <= offset < (index + 1) * block
 
 
+def test_entries_of_different_shapes() -> None:
+    """Two layers of one size, a latent, and wide keys: tokens move with all of their numbers."""
+    entries = [KVEntry(2, 4, 4), KVEntry(2, 4, 4), KVEntry(1, 10, 6, latent=True), KVEntry(1, 3, 5)]
+    cache = KVCache(entries, 3, 8, torch.float32, torch.device("cpu"))
+    assert cache.rows.shape == (3, bytes_per_block(entries, 8, torch.float32))
+    assert cache.rows.shape[1] == 8 * 4 * (16 + 16 + 10 + 8)
+    views = [view(index) for index in range(4) for view in (cache.key, cache.value)]
+    for number, view in enumerate(views):
+        view.fill_(number)
+    assert bool((cache.key(2)[..., :6] == 5).all())  # the value, which is a part of the key
+    assert bool((cache.key(2)[..., 6:] == 4).all())
+    before = [view.clone() for view in views]
+    for view in views:
+        view[2, 5] += 100
+    cache.copy_tokens(torch.tensor([2 * 8 + 5, 0]), torch.tensor([3, 8 + 1]))
+    for view, old in zip(views, before, strict=True):
+        assert torch.equal(view[0, 3], view[2, 5])
+        assert torch.equal(view[1, 1], old[0, 0])
+        assert torch.equal(view[0, 4], old[0, 4])
+
+
 def test_unwritten_memory_is_not_allocated() -> None:
     process = psutil.Process()
     before = process.memory_info().rss

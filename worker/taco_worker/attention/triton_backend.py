@@ -35,14 +35,7 @@ class TritonAttention:
         self._steps: StepPlans[_Step] = StepPlans()
 
     def unsupported(self, options: AttentionOptions, entry: KVEntry) -> str | None:
-        lacking = (
-            ("attention sinks", options.sinks is not None),
-            ("log-n scaling", options.log_n is not None),
-            ("block-sparse attention", options.block_sparse is not None),
-            ("a latent KV cache", entry.latent),
-            ("keys and values of different sizes", entry.key_dim != entry.value_dim),
-        )
-        return next((name for name, is_needed in lacking if is_needed), None)
+        return None
 
     def attend(
         self,
@@ -54,12 +47,18 @@ class TritonAttention:
     ) -> Tensor:
         keys, values = kv_cache.key(entry), kv_cache.value(entry)
         kind = (options.window, options.cap is None, query.shape[1], kv_cache.entries[entry])
-        step = self._steps.get(metadata, kind, lambda: _plan(query, keys, metadata, options))
+        step = self._steps.get(
+            metadata, kind, lambda: _plan(query, keys, values, metadata, options)
+        )
         return paged_attention(query, keys, values, step.batch, options, plan=step.plan)
 
 
 def _plan(
-    query: Tensor, keys: Tensor, metadata: AttentionMetadata, options: AttentionOptions
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
 ) -> _Step:
     batch = AttentionBatch(
         query_start=metadata.query_start_loc,
@@ -72,4 +71,4 @@ def _plan(
         if metadata.tree is None
         else TreeRows(metadata.tree.masks, metadata.tree.positions),
     )
-    return _Step(batch, plan_batch(query, keys, batch, options))
+    return _Step(batch, plan_batch(query, keys, values, batch, options))

@@ -87,12 +87,12 @@ class LayerOps(Protocol):
     def write_kv(
         self,
         key: Tensor,
-        value: Tensor,
+        value: Tensor | None,
         key_cache: Tensor,
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
     ) -> None:
-        """Write keys and values into the cache, for models without rotary positions."""
+        """Write keys and values into the cache; without values for a latent entry."""
         ...
 
 
@@ -154,7 +154,7 @@ class TorchOps:
     def write_kv(
         self,
         key: Tensor,
-        value: Tensor,
+        value: Tensor | None,
         key_cache: Tensor,
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
@@ -162,7 +162,8 @@ class TorchOps:
         block_size = key_cache.shape[1]
         index = (kv_slot_mapping // block_size, kv_slot_mapping % block_size)
         key_cache.index_put_(index, key.to(key_cache.dtype))
-        value_cache.index_put_(index, value.to(value_cache.dtype))
+        if value is not None:
+            value_cache.index_put_(index, value.to(value_cache.dtype))
 
 
 def _sum(x: Tensor, residual: Tensor | None) -> Tensor:

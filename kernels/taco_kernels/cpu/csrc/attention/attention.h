@@ -70,7 +70,9 @@ inline void write_tile(const Attention& attention, const RowTile& tile, const Sp
         const int64_t token = tile.first_token + r / group, head = tile.kv_head * group + r % group;
         const int64_t at = token * attention.out_stride + head * dim;
         const float* values = total.values + r * total.padded_dim;
-        const F32 factor = set1(1.0f / total.weight[r]);
+        float weight = total.weight[r];
+        if (attention.sinks) weight += reduce_max(exp(set1(attention.sinks[head] - total.best[r])));
+        const F32 factor = set1(1.0f / weight);
         if (attention.out_is_operand) {
             write_row(static_cast<Bf16Operand*>(attention.out) + at, values, factor, dim,
                       store_bf16_operand);

@@ -89,6 +89,13 @@ struct KVCopies {
     const int64_t* targets;  // [count]
 };
 
+// Which blocks of tokens a token sees: the nearest `num_local_blocks`, and for head h each block k
+// with (k + head_offset + h * head_step + 1) % stride == 0.
+struct BlockSparse {
+    int64_t block_size;  // in tokens, a multiple of PANEL; 0: a token sees all blocks
+    int64_t num_local_blocks, stride, head_step, head_offset;
+};
+
 // Attention of a step's queries over one entry of the cache, which already holds the step's own
 // keys and values.
 struct Attention {
@@ -96,10 +103,13 @@ struct Attention {
     Batch batch;
     int64_t entry;
     int64_t num_heads;
-    float scale;           // factor on query-key products
-    int64_t window;        // tokens that a token sees, itself included; 0 is all
-    float cap;             // scores become cap * tanh(score / cap); 0: no cap
-    const float* alibi;    // [num_heads], slopes, or null
+    float scale;         // factor on query-key products
+    int64_t window;      // tokens that a token sees, itself included; 0 is all
+    float cap;           // scores become cap * tanh(score / cap); 0: no cap
+    const float* alibi;  // [num_heads], slopes, or null
+    const float* sinks;  // [num_heads], logits that join a row's sum without a value, or null
+    int64_t log_n;       // scores grow by max(1, log(position + 1) / log(log_n)); 0: they do not
+    BlockSparse block_sparse;
     const float* queries;  // [num_tokens, query_stride]: heads of key_dim numbers
     int64_t query_stride;
     void* out;  // [num_tokens, out_stride]: heads of value_dim numbers

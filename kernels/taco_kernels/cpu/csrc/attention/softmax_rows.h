@@ -19,26 +19,30 @@ struct SpanScales {
 };
 
 struct SoftmaxRow {
-    float* scores;       // [SPAN], on entry the products of the panels that hold `seen`
-    Range seen;          // tokens of the span
-    Range panels;        // panels to write weights for: 0 for unseen tokens
-    int64_t last_token;  // the row's own token, counted from the span's first
-    float slope;         // ALiBi
-    float* best;         // the row's two sums in SpanSums
+    float* scores;        // [SPAN], on entry the products of the panels that hold `seen`
+    Range seen;           // tokens of the span
+    Range panels;         // panels to write weights for: 0 for unseen tokens
+    uint32_t panel_bits;  // panels of the span that it sees any token of, if in `seen`
+    int64_t last_token;   // the row's own token, counted from the span's first
+    float scale;
+    float slope;  // ALiBi
+    float* best;  // the row's two sums in SpanSums
     float* weight;
 };
 
-// Scores of sixteen tokens from their products with the query: scaled, soft-capped, with the ALiBi
-// bias.
-inline F32 finish_scores(F32 products, const Attention& attention, const float* key_scales,
-                         F32 distances, float slope) {
-    F32 scores = mul(products, set1(attention.scale));
+constexpr uint32_t ALL_PANELS = (uint32_t(1) << SPAN_PANELS) - 1;
+
+// Scores of sixteen tokens from their products with the query: scaled, capped,
+// with the ALiBi bias.
+inline F32 finish_scores(F32 products, const Attention& attention, const SoftmaxRow& row,
+                         const float* key_scales, F32 distances) {
+    F32 scores = mul(products, set1(row.scale));
     if (key_scales) scores = mul(scores, load(key_scales));
     if (attention.cap > 0) {
         const F32 cap = set1(attention.cap);
         scores = mul(cap, tanh(div(scores, cap)));
     }
-    return attention.alibi ? fma(set1(slope), distances, scores) : scores;
+    return attention.alibi ? fma(set1(row.slope), distances, scores) : scores;
 }
 
 inline void finish_row(const Attention& attention, const SpanScales& scales,
@@ -46,7 +50,7 @@ inline void finish_row(const Attention& attention, const SpanScales& scales,
     for (int64_t p = row.seen.begin / PANEL; p < ceil_div(row.seen.end, PANEL); ++p) {
         float* scores = row.scores + p * PANEL;
         const F32 distances = add(lane_numbers(), set1(float(p * PANEL - row.last_token)));
-        store(scores, finish_scores(load(scores), attention, scales.keys[p], distances, row.slope));
+        store(scores, finish_scores(load(scores), attention, row, scales.keys[p], distances));
     }
 }
 
@@ -59,6 +63,14 @@ inline void mask_panel(const SoftmaxRow& row, int64_t token) {
     scores = select_less(tokens, set1(float(row.seen.begin)), unseen, scores);
     scores = select_less(tokens, set1(float(row.seen.end)), scores, unseen);
     store(row.scores + first, scores);
+}
+
+// Sets the scores of unseen panels to -inf.
+inline void hide_panels(const SoftmaxRow& row, int64_t begin, int64_t end) {
+    const F32 unseen = set1(-std::numeric_limits<float>::infinity());
+    for (int64_t p = begin; p < end; ++p) {
+        if (!(row.panel_bits >> p & 1)) store(row.scores + p * PANEL, unseen);
+    }
 }
 
 inline void store_weights(float* p, F32 v) { store(p, v); }
@@ -85,7 +97,8 @@ inline void softmax_row(const Attention& attention, const SpanScales& scales, co
         mask_panel(row, row.seen.begin);
         mask_panel(row, row.seen.end - 1);
     }
-    const float factor = is_product ? attention.scale : 1;
+    if (row.panel_bits != ALL_PANELS) hide_panels(row, begin, end);
+    const float factor = is_product ? row.scale : 1;
     F32 best = set1(NO_SCORE);
     for (int64_t p = begin; p < end; ++p) best = max(load(row.scores + p * PANEL), best);
     *row.best = std::max(NO_SCORE, reduce_max(best) * factor);

@@ -20,7 +20,7 @@ struct SpanPanels {
     const Element* keys[SPAN_PANELS + FETCH_AHEAD];  // [key_depth / g][16][g] each
     const Element* values[SPAN_PANELS];              // [16 / g][16][g] each, of dims 0 to 15
     int64_t value_stride;  // items from one group of sixteen dims to the next
-    int64_t value_panels;  // groups of sixteen dims
+    int64_t value_panels;  // groups of sixteen dims; 0 of latent entries, which have no `values`
     int64_t key_depth;     // key_dim, padded
 };
 
@@ -41,7 +41,7 @@ public:
         out.keys_end = std::min(panels.end + FETCH_AHEAD, num_panels_ - span * SPAN_PANELS);
         out.value_stride = kv_.block_size * PANEL;
         out.key_depth = kv_.padded_key_dim();
-        out.value_panels = kv_.padded_value_dim() / PANEL;
+        out.value_panels = kv_.is_latent ? 0 : kv_.padded_value_dim() / PANEL;
         for (int64_t p = panels.begin; p < out.keys_end; ++p) {
             const int64_t token = span * SPAN + p * PANEL;
             const int64_t block = block_table_[token / kv_.block_size];

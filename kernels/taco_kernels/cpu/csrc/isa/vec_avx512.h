@@ -144,6 +144,60 @@ inline Bf16Operand encode_bf16(float x) { return x; }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store(p, a); }
 #endif
 
+// Row l of the result: lane l of each register, of 128 bits.
+inline void transpose_lanes(__m512i (&r)[4]) {
+    const __m512i even01 = _mm512_shuffle_i64x2(r[0], r[1], 0x88);
+    const __m512i odd01 = _mm512_shuffle_i64x2(r[0], r[1], 0xdd);
+    const __m512i even23 = _mm512_shuffle_i64x2(r[2], r[3], 0x88);
+    const __m512i odd23 = _mm512_shuffle_i64x2(r[2], r[3], 0xdd);
+    r[0] = _mm512_shuffle_i64x2(even01, even23, 0x88);
+    r[1] = _mm512_shuffle_i64x2(odd01, odd23, 0x88);
+    r[2] = _mm512_shuffle_i64x2(even01, even23, 0xdd);
+    r[3] = _mm512_shuffle_i64x2(odd01, odd23, 0xdd);
+}
+
+// Transposes 16 x 16 floats.
+inline void transpose_floats(float* out, const float* in) {
+    __m512i columns[4][4];  // [column % 4][row / 4]: lane l holds four rows of column 4 * l + ...
+    for (int k = 0; k < 4; ++k) {
+        const float* rows = in + 4 * k * 16;
+        const __m512 a = _mm512_loadu_ps(rows), b = _mm512_loadu_ps(rows + 16);
+        const __m512 c = _mm512_loadu_ps(rows + 32), d = _mm512_loadu_ps(rows + 48);
+        const __m512d ab_low = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+        const __m512d ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+        const __m512d cd_low = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+        const __m512d cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+        columns[0][k] = _mm512_castpd_si512(_mm512_unpacklo_pd(ab_low, cd_low));
+        columns[1][k] = _mm512_castpd_si512(_mm512_unpackhi_pd(ab_low, cd_low));
+        columns[2][k] = _mm512_castpd_si512(_mm512_unpacklo_pd(ab_high, cd_high));
+        columns[3][k] = _mm512_castpd_si512(_mm512_unpackhi_pd(ab_high, cd_high));
+    }
+    for (int j = 0; j < 4; ++j) {
+        transpose_lanes(columns[j]);
+        for (int l = 0; l < 4; ++l) _mm512_storeu_si512(out + (4 * l + j) * 16, columns[j][l]);
+    }
+}
+
+// [8 pairs of rows][16 columns][2] to [8 pairs of columns][16 rows][2].
+inline void transpose_pairs(bf16* out, const bf16* in) {
+    const __m512i order =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    __m512i even[4], odd[4];  // pairs of columns 0, 2, 4, 6 and 1, 3, 5, 7 of two pairs of rows
+    for (int i = 0; i < 4; ++i) {
+        const bf16* rows = in + 64 * i;
+        const __m512i a = _mm512_shuffle_epi8(_mm512_loadu_si512(rows), order);
+        const __m512i b = _mm512_shuffle_epi8(_mm512_loadu_si512(rows + 32), order);
+        even[i] = _mm512_unpacklo_epi64(a, b);
+        odd[i] = _mm512_unpackhi_epi64(a, b);
+    }
+    transpose_lanes(even);
+    transpose_lanes(odd);
+    for (int l = 0; l < 4; ++l) {
+        _mm512_storeu_si512(out + 64 * l, even[l]);
+        _mm512_storeu_si512(out + 64 * l + 32, odd[l]);
+    }
+}
+
 constexpr int QUAD_PARTS = 1;
 struct QuadPart {
     __m512i v;
