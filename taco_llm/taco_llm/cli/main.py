@@ -20,6 +20,7 @@ from taco_llm.cli import (
     draft_worker,
     gateway,
     keys,
+    plan,
     scheduler,
     serve,
     version,
@@ -45,6 +46,7 @@ _COMMANDS = (
     certificates,
     license_command,
     bench,
+    plan,
     version,
 )
 

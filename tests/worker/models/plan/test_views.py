@@ -29,20 +29,16 @@ def views_with_shapes(draw: st.DrawFn) -> tuple[View, tuple[int, int]]:
     rows, columns = draw(sizes), draw(sizes)
     start, after = draw(st.integers(0, 3)), draw(st.integers(0, 3))
     groups, step = draw(sizes), draw(sizes)
-    view, shape = draw(
-        st.sampled_from(
-            [
-                (Transpose(), (rows, columns)),
-                (Rows(start, start + rows + after, rows), (rows, columns)),
-                (Columns(start, start + columns + after, columns), (rows, columns)),
-                (GroupedRows(groups, start + rows + after, start, rows), (groups * rows, columns)),
-                (EveryRow(min(start, step - 1), step), (rows, columns)),
-                (PlusOne(), (rows, columns)),
-                (NormalizeRows(), (rows, columns)),
-            ]
-        )
-    )
-    return view, shape
+    cases: list[tuple[View, tuple[int, int]]] = [
+        (Transpose(), (rows, columns)),
+        (Rows(start, start + rows + after, rows), (rows, columns)),
+        (Columns(start, start + columns + after, columns), (rows, columns)),
+        (GroupedRows(groups, start + rows + after, start, rows), (groups * rows, columns)),
+        (EveryRow(min(start, step - 1), step), (rows, columns)),
+        (PlusOne(), (rows, columns)),
+        (NormalizeRows(), (rows, columns)),
+    ]
+    return draw(st.sampled_from(cases))
 
 
 @given(views_with_shapes())

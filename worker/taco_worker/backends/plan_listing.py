@@ -1,0 +1,118 @@
+"""Lists a model plan as text, before and after lowering, for `taco_llm plan`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import chain
+from math import prod
+
+from taco_worker.backends.cpu.lowered_ops import LoweredOp, LoweredProgram, MatrixType
+from taco_worker.backends.cpu.lowering import lower_plan
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.ops.linear import Linear
+from taco_worker.models.plan.ops.op import Op
+from taco_worker.models.plan.slices import Slice
+
+_ITEM_BYTES: dict[MatrixType, int] = {"f32": 4, "bf16": 2, "i8": 1}
+_OP_WIDTH, _COLUMNS_WIDTH = 12, 56
+
+
+def list_plan(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
+    """The lines of a plan, then those of its program for the CPU kernels.
+
+    Args:
+        matrix_type: of the matrices; other parameters are counted as float32.
+
+    Raises:
+        ValueError: the CPU kernels lack an op of the plan.
+    """
+    yield from _totals(plan, matrix_type)
+    yield from _part("embedding", plan.embedding, plan)
+    for first, last, ops in _equal_layers(plan):
+        name = f"layer {first}" if first == last else f"layers {first} to {last}, each"
+        yield from _part(name, ops, plan)
+    yield from _part("final", plan.final, plan)
+    yield from _part("logits", plan.logits, plan)
+    linears = [op for op in chain(plan.ops, plan.logits) if isinstance(op, Linear)]
+    types = dict.fromkeys((op.weight for op in linears), matrix_type)
+    yield from _list_program(lower_plan(plan, types), matrix_type)
+
+
+def _totals(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
+    weight_bytes = sum(
+        prod(parameter.shape) * (_ITEM_BYTES[matrix_type] if len(parameter.shape) > 1 else 4)
+        for parameter in plan.parameters.values()
+    )
+    flops = sum(op.flops_per_token for op in chain(plan.ops, plan.logits))
+    yield f"{plan.architecture}: {plan.num_layers} layers, {plan.num_elements:,} parameters"
+    yield f"weights: {weight_bytes:,} bytes, matrices in {matrix_type}"
+    yield f"KV cache: {plan.kv_elements_per_token:,} numbers per token"
+    yield f"products: {flops:,} FLOPs per token, logits included"
+    yield f"longest sequence: {plan.max_position_embeddings:,} tokens"
+
+
+def _equal_layers(plan: ModelPlan) -> Iterator[tuple[int, int, Sequence[Op]]]:
+    """Runs of adjacent layers that differ in their parameters and KV entries alone."""
+    start = 0
+    for layer in range(1, plan.num_layers + 1):
+        if layer < plan.num_layers and _shape(plan, layer) == _shape(plan, start):
+            continue
+        yield start, layer - 1, plan.layers[start]
+        start = layer
+
+
+def _shape(plan: ModelPlan, layer: int) -> list[str]:
+    lines = [_op_line(op, plan) for op in plan.layers[layer]]
+    return [re.sub(r"layers\.\d+\.|entry=\d+", "", line) for line in lines]
+
+
+def _part(name: str, ops: Sequence[Op], plan: ModelPlan) -> Iterator[str]:
+    yield ""
+    yield name
+    for op in ops:
+        yield f"  {_op_line(op, plan)}"
+
+
+def _op_line(op: Op, plan: ModelPlan) -> str:
+    columns = f"{_listed(op.reads)} -> {_listed(op.writes)}"
+    parameters = [f"{name} {list(plan.parameters[name].shape)}" for name in op.parameters]
+    details = [*parameters, *_options(op)]
+    return f"{type(op).__name__:{_OP_WIDTH}}{columns:{_COLUMNS_WIDTH}}{'; '.join(details)}".rstrip()
+
+
+def _options(op: Op) -> Iterator[str]:
+    """The fields of an op that are neither columns nor parameters, where they are set."""
+    for field in fields(op):  # type: ignore[arg-type]
+        value = getattr(op, field.name)
+        if value is None or value is False or isinstance(value, Slice):
+            continue
+        if value in op.parameters:
+            continue
+        shown = f"{len(value)} numbers" if isinstance(value, tuple) else value
+        yield f"{field.name}={shown}"
+
+
+def _list_program(program: LoweredProgram, matrix_type: MatrixType) -> Iterator[str]:
+    yield ""
+    yield f"after lowering for the CPU kernels, matrices in {matrix_type}"
+    for name, buffer in program.buffers.items():
+        place = "a chunk" if buffer.is_local else "all rows"
+        yield f"  buffer {name}: {buffer.columns} columns of {buffer.type}, {place}"
+    for index, stage in enumerate(program.stages):
+        yield f"  stage {index}, {'chunk by chunk' if stage.by_chunks else 'the whole step'}"
+        for op in program.ops[stage.first : stage.first + stage.count]:
+            yield f"    {_lowered_line(op)}"
+
+
+def _lowered_line(op: LoweredOp) -> str:
+    columns = f"{_listed(op.reads)} -> {_listed(op.writes)}"
+    details = [name for name in (op.table, op.matrix, op.weight, op.bias) if name is not None]
+    if op.kind == "linear":
+        details += [name for name in (op.epilogue, op.activation) if name not in ("store", "none")]
+    return f"{op.kind:{_OP_WIDTH}}{columns:{_COLUMNS_WIDTH}}{'; '.join(details)}".rstrip()
+
+
+def _listed(parts: Sequence[Slice]) -> str:
+    return ", ".join(map(str, parts)) or "-"
