@@ -30,16 +30,17 @@ from taco_kernels.library import CpuKernels
 
 @dataclass(frozen=True, slots=True)
 class Heads:
+    """Query heads, and the KV entry that they attend to."""
+
     query: int
-    kv: int
-    dim: int
-
-    @property
-    def entry(self) -> KVEntry:
-        return KVEntry(self.kv, self.dim, self.dim)
+    entry: KVEntry
 
 
-MODELS = {"qwen2-0.5b": Heads(14, 2, 64), "llama-8b": Heads(32, 8, 128)}
+MODELS = {
+    "qwen2-0.5b": Heads(14, KVEntry(2, 64, 64)),
+    "llama-8b": Heads(32, KVEntry(8, 128, 128)),
+    "deepseek-v3": Heads(128, KVEntry(1, 576, 512, latent=True)),
+}
 # Instructions that compute with bf16 or int8 KV, and with float32, by the roofline's names.
 PEAKS = {
     "avx2": ("avx2_fp32", "avx2_fp32"),
@@ -48,7 +49,7 @@ PEAKS = {
     "amx": ("amx_bf16", "avx512_fp32"),
 }
 BLOCK_SIZE = 16
-DECODES = tuple((batch, context) for batch in (1, 32, 64) for context in (512, 2048, 8192))
+DECODES = tuple((batch, context) for batch in (1, 16, 32, 64) for context in (512, 2048, 8192))
 PREFILLS = (128, 512, 1024, 4096)
 COLD_BYTES = 256 << 20
 MAX_BYTES = 2 << 30  # longer decodes of a large batch are skipped
@@ -113,7 +114,7 @@ def measure(
         ours,
         theirs,
         num_bytes=num_bytes,
-        operations=4 * pairs * heads.query * heads.dim,
+        operations=2 * pairs * heads.query * (heads.entry.key_dim + heads.entry.value_dim),
         limits=limits,
         rounds=rounds,
         round_seconds=ROUND_SECONDS,
@@ -136,14 +137,16 @@ def paged_calls(
     tables = order.int().view(batch, blocks_each)
     for sequence in range(batch):
         whole = make_batch(1, context, context, tables[sequence : sequence + 1])
-        keys = torch.randn(context, heads.kv, heads.dim)
+        entry = heads.entry
+        keys = torch.randn(context, entry.num_heads, entry.key_dim)
+        values = None if entry.latent else torch.randn(context, entry.num_heads, entry.value_dim)
         for layer in range(num_layers):
-            write_kv(kernels, cache, whole, layer, keys, keys)
+            write_kv(kernels, cache, whole, layer, keys, values)
     step = make_batch(batch, context, num_new, tables)
-    query = torch.randn(batch * num_new, heads.query, heads.dim)
+    query = torch.randn(batch * num_new, heads.query, heads.entry.key_dim)
+    options = AttentionOptions(heads.entry.key_dim**-0.5)
     return [
-        AttentionCall(kernels, query, cache, step, layer, AttentionOptions(heads.dim**-0.5))
-        for layer in range(num_layers)
+        AttentionCall(kernels, query, cache, step, layer, options) for layer in range(num_layers)
     ]
 
 
@@ -159,11 +162,14 @@ def torch_calls(
     if dtype == torch.int8:
         return []
     batch, context, num_new = shape
-    query = torch.randn(batch, heads.query, num_new, heads.dim, dtype=dtype)
+    entry = heads.entry
+    query = torch.randn(batch, heads.query, num_new, entry.key_dim, dtype=dtype)
 
     def layer() -> Callable[[], Tensor]:
-        keys = torch.randn(batch, heads.kv, context, heads.dim, dtype=dtype)
-        values = torch.randn(batch, heads.kv, context, heads.dim, dtype=dtype)
+        keys = torch.randn(batch, entry.num_heads, context, entry.key_dim, dtype=dtype)
+        values = keys[..., : entry.value_dim]
+        if not entry.latent:
+            values = torch.randn(batch, entry.num_heads, context, entry.value_dim, dtype=dtype)
         return lambda: scaled_dot_product_attention(
             query, keys, values, is_causal=num_new > 1, enable_gqa=True
         )

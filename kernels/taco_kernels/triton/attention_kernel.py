@@ -298,11 +298,11 @@ def attention_kernel(
             else:
                 values = tl.load(value_cache + values_at + value_dims[None, :])
             if REST_DIM > 0:
-                rest_mask = in_rest[None, :]
+                rest_read = in_rest[None, :]
                 if loop != _UNMASKED_LOOP:
-                    rest_mask = is_read[:, None] & rest_mask
+                    rest_read = is_read[:, None] & rest_read
                 rest_keys = tl.load(
-                    key_cache + keys_at + rest_dims[None, :], mask=rest_mask, other=0.0
+                    key_cache + keys_at + rest_dims[None, :], mask=rest_read, other=0.0
                 )
             next_begin = tile_begin + BLOCK_N
             blocks = tl.load(

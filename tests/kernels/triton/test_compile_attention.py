@@ -13,7 +13,7 @@ _ATTENTION, _REDUCE, _WRITE = "attention_kernel", "reduce_splits_kernel", "_writ
 
 _DEFINITIONS = """
 import torch
-from taco_kernels.attention_options import AttentionOptions
+from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention
 from taco_kernels.triton.attention_plan import plan_attention
 from taco_kernels.triton.kv_write import write_kv
@@ -24,7 +24,9 @@ def caches(kv_dtype, num_kv_heads, head_dim):
     memory = torch.empty(8, 2, 2, 16, num_kv_heads, head_dim, dtype=BF16).to(kv_dtype)
     return memory[:, 1, 0], memory[:, 1, 1]
 
-def attend(num_seqs, query_len, seq_len, kv_dtype=BF16, head_dim=128, tree=False, **options):
+def attend(
+    num_seqs, query_len, seq_len, kv_dtype=BF16, head_dim=128, tree=False, sinks=False, **options
+):
     num_tokens = num_seqs * query_len
     fused = torch.empty(num_tokens, 48, head_dim, dtype=BF16)
     key_cache, value_cache = caches(kv_dtype, 8, head_dim)
@@ -38,7 +40,7 @@ def attend(num_seqs, query_len, seq_len, kv_dtype=BF16, head_dim=128, tree=False
         seq_len,
         TreeRows(rows, rows.int()) if tree else None,
     )
-    layer = AttentionOptions(0.1, **options)
+    layer = AttentionOptions(0.1, sinks=torch.zeros(32) if sinks else None, **options)
     plan = plan_attention(
         num_tokens=num_tokens,
         num_seqs=num_seqs,
@@ -56,6 +58,34 @@ def attend(num_seqs, query_len, seq_len, kv_dtype=BF16, head_dim=128, tree=False
     )
     query = fused[:, :32]
     paged_attention(query, key_cache, value_cache, batch, layer, plan=plan)
+
+def attend_latent(num_seqs, query_len, seq_len):
+    num_tokens = num_seqs * query_len
+    keys = torch.empty(8, 2, 16, 1, 576, dtype=BF16)[:, 1]
+    batch = AttentionBatch(
+        torch.zeros(num_seqs + 1, dtype=torch.int32),
+        torch.zeros(num_seqs, dtype=torch.int32),
+        torch.zeros(num_seqs, seq_len // 16, dtype=torch.int32),
+        num_seqs,
+        query_len,
+        seq_len,
+    )
+    plan = plan_attention(
+        num_tokens=num_tokens,
+        num_seqs=num_seqs,
+        max_query_len=query_len,
+        max_seq_len=seq_len,
+        num_heads=128,
+        num_kv_heads=1,
+        key_dim=576,
+        value_dim=512,
+        latent=True,
+        kv_bytes=2,
+        query_bytes=2,
+        num_sms=132,
+    )
+    query = torch.empty(num_tokens, 128, 576, dtype=BF16)
+    paged_attention(query, keys, keys[..., :512], batch, AttentionOptions(0.1), plan=plan)
 
 def write(kv_dtype):
     fused = torch.empty(5, 48, 128, dtype=BF16)
@@ -78,6 +108,13 @@ _CALLS = {
     "narrow prefill": ("attend(1, 8192, 8192, head_dim=64)", (_ATTENTION,)),
     "wide decode": ("attend(256, 1, 8192, head_dim=256)", (_ATTENTION,)),
     "wide prefill": ("attend(1, 8192, 8192, head_dim=256)", (_ATTENTION,)),
+    "sinks decode": ("attend(256, 1, 8192, head_dim=64, sinks=True)", (_ATTENTION,)),
+    "sparse decode": (
+        "attend(256, 1, 8192, block_sparse=BlockSparse(64, 16, 8, 1))",
+        (_ATTENTION,),
+    ),
+    "latent decode": ("attend_latent(256, 1, 8192)", (_ATTENTION,)),
+    "latent prefill": ("attend_latent(1, 8192, 8192)", (_ATTENTION,)),
     "write": ("write(BF16)", (_WRITE,)),
     "fp8 write": ("write(FP8)", (_WRITE,)),
 }
