@@ -22,10 +22,14 @@ class ModelConfig:
         model: a directory that holds config.json, or a hub id.
         served_model_names: names that clients may use; responses show the first one.
         tokenizer: directory or hub id of the tokenizer; None: the model's own.
+        tokenizer_mode: auto, slow (transformers) or mistral (its own files).
         ignore_patterns: files of the hub that are not downloaded.
         dtype: auto, half, float16, bfloat16, float or float32.
         quantization: int8 (weights by column, activations by token) or None.
         max_model_len: longest sequence (prompt and output) in tokens; None: the model's own limit.
+        disable_sliding_window: sequences are no longer than the model's window.
+        config_format: auto, hf (config.json) or mistral (params.json).
+        hf_overrides: fields that replace those of the model's config; objects are merged.
         rope_scaling, rope_theta: replace the values of the model's config.
     """
 
@@ -42,6 +46,9 @@ class ModelConfig:
     dtype: str = "auto"
     quantization: str | None = None
     max_model_len: int | None = None
+    disable_sliding_window: bool = False
+    config_format: str = "auto"
+    hf_overrides: Mapping[str, Any] | None = None
     rope_scaling: Mapping[str, Any] | None = None
     rope_theta: float | None = None
     seed: int = 0

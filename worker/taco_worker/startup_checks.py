@@ -40,7 +40,12 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
         load_format = load_format_of(wanted)
         directory = _config_directory(wanted)
         model = load_hf_config(
-            directory, rope_scaling=wanted.rope_scaling, rope_theta=wanted.rope_theta
+            directory,
+            rope_scaling=wanted.rope_scaling,
+            rope_theta=wanted.rope_theta,
+            config_format=wanted.config_format,
+            hf_overrides=wanted.hf_overrides,
+            disable_sliding_window=wanted.disable_sliding_window,
         )
         limit = model.plan.max_position_embeddings
         if wanted.max_model_len is not None and wanted.max_model_len > limit:

@@ -76,7 +76,7 @@ def _json_or_text(text: str) -> Any:
 
 
 _TOKENIZER_POOL = "The gateway always tokenizes prompts in threads."
-_REMOTE_CODE = "Code inside a checkpoint is never run; TACO has a recipe for each architecture."
+_REMOTE_CODE = "Code inside a checkpoint is never run; TACO has recipes and converts tokenizers."
 _LORA = "LoRA adapters are not supported"
 _PROMPT_ADAPTERS = "prompt adapters are not supported"
 _TOOLS = "tool calls are not supported"
@@ -159,12 +159,6 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "limit_mm_per_prompt": _rejected("images, audio and video are not supported"),
     "mm_processor_kwargs": _rejected(
         "images, audio and video are not supported", parse=_json_or_text
-    ),
-    "disable_sliding_window": _rejected(
-        "sliding windows are always used; max_model_len limits the length", is_switch=True
-    ),
-    "config_format": _rejected(
-        "config.json is the only format of a model's configuration", neutral=("auto", "hf")
     ),
     "quantization_param_path": _rejected("scaling factors of an fp8 KV cache are not supported"),
     "model_loader_extra_config": _rejected(

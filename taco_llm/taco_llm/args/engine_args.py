@@ -89,11 +89,13 @@ class EngineArgs(DeviceArgs):
         metavar="MODEL",
     )
     tokenizer_mode: str = flag(
-        "Tokenizer library: auto reads tokenizer.json with the fast tokenizers library; slow "
-        "always uses transformers. Use slow if the two give different tokens.",
+        "Tokenizer files and library: auto reads tokenizer.json, or converts tokenizer.model, "
+        "*.tiktoken or tekken.json, for the fast tokenizers library; slow always uses "
+        "transformers; mistral reads only tekken.json or tokenizer.model. Use slow if the two "
+        "libraries give different tokens.",
         _TEXT,
         default="auto",
-        choices=("auto", "slow"),
+        choices=("auto", "slow", "mistral"),
         is_advanced=True,
     )
     skip_tokenizer_init: bool = flag(
@@ -133,11 +135,11 @@ class EngineArgs(DeviceArgs):
     )
     load_format: str = flag(
         "Format of the weight files: auto prefers safetensors and falls back to .bin files; pt "
-        "loads only .bin files; safetensors loads only safetensors; dummy makes random weights "
-        "for profiling.",
+        "loads only .bin files; safetensors loads only safetensors; mistral loads "
+        "consolidated*.safetensors with Mistral's names; dummy makes random weights for profiling.",
         _WORKER,
         default="auto",
-        choices=("auto", "pt", "safetensors", "dummy"),
+        choices=("auto", "pt", "safetensors", "mistral", "dummy"),
     )
     dtype: str = flag(
         "Number format of weights and activations. auto uses the format in the checkpoint's "
@@ -162,6 +164,30 @@ class EngineArgs(DeviceArgs):
         default=None,
         parse=int,
         metavar="TOKENS",
+    )
+    disable_sliding_window: bool = flag(
+        "Limit sequences to the model's sliding window, so that every token attends to all tokens "
+        "before it. It has no effect on models without a window.",
+        _WORKER,
+        default=False,
+        is_advanced=True,
+    )
+    config_format: str = flag(
+        "Format of the model's configuration: hf reads config.json, mistral reads params.json, "
+        "auto reads the one that exists and prefers config.json.",
+        _MODEL,
+        default="auto",
+        choices=("auto", "hf", "mistral"),
+        is_advanced=True,
+    )
+    hf_overrides: Mapping[str, Any] | None = flag(
+        "Fields that replace those of the model's config.json, as a JSON object, for example "
+        "'{\"rope_theta\": 1000000}'. Objects inside it are merged field by field. Default: none.",
+        _MODEL,
+        default=None,
+        parse=json_object,
+        metavar="JSON",
+        is_advanced=True,
     )
     rope_scaling: Mapping[str, Any] | None = flag(
         "Rotary position scaling as a JSON object, for example "
@@ -234,6 +260,10 @@ class EngineArgs(DeviceArgs):
             check_at_least(name, getattr(self, name), 1)
         for name in ("max_logprobs", "seed"):
             check_at_least(name, getattr(self, name), 0)
+        if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
+            raise ConfigurationError(
+                f"hf_overrides must be a JSON object of config fields, got {self.hf_overrides!r}"
+            )
         if self.rope_theta is not None and not self.rope_theta > 0:
             raise ConfigurationError(f"rope_theta must be positive, got {self.rope_theta}")
         for item in flag_fields(type(self)):
@@ -270,6 +300,9 @@ class EngineArgs(DeviceArgs):
             dtype=self.dtype,
             quantization=self.quantization,
             max_model_len=self.max_model_len,
+            disable_sliding_window=self.disable_sliding_window,
+            config_format=self.config_format,
+            hf_overrides=self.hf_overrides,
             rope_scaling=self.rope_scaling,
             rope_theta=self.rope_theta,
             seed=self.seed,

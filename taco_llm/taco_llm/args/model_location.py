@@ -9,16 +9,19 @@ from taco_proto.errors import ConfigurationError
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 _NEEDED_FILES = {
-    "model": ("config.json",),
-    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "vocab.json"),
+    "model": ("config.json", "params.json"),
+    "tokenizer": (
+        *("tokenizer.json", "tokenizer_config.json", "vocab.json"),
+        *("tokenizer.model", "tekken.json"),
+    ),
 }
 
 
 def locate_model(name: str, what: str = "model") -> str:
     """The directory of the model `name`, or `name` itself if it can be a hub id.
 
-    A directory counts as a model only if it contains config.json. An unrelated directory with the
-    name of a bundled or hub model therefore does not hide that model.
+    A directory counts as a model only if it contains config.json or params.json. An unrelated
+    directory with the name of a bundled or hub model therefore does not hide that model.
 
     Raises:
         ConfigurationError: `name` is neither a model's directory, nor a bundled model, nor a hub

@@ -26,6 +26,7 @@ REPOSITORIES = {
     },
     "org/only-bin": {**COMMON, "pytorch_model.bin": b"b", "training_args.bin": b"t"},
     "org/medusa": {**COMMON, "medusa_lm_head.pt": b"m", "other.pt": b"o"},
+    "org/mistral": {"params.json": b"{}", "consolidated.safetensors": b"c"},
     "org/dataset": {"README.md": b"#"},
 }
 
@@ -85,6 +86,17 @@ def test_bin_where_there_is_nothing_else(tmp_path: Path, fetched: list[str]) -> 
     path = resolve_model("org/only-bin", revision="main", download_dir=tmp_path)
     assert sorted(fetched) == ["config.json", "pytorch_model.bin", "tokenizer.json"]
     assert (path / "pytorch_model.bin").read_bytes() == b"b"
+
+
+def test_consolidated_files_where_there_is_nothing_else(tmp_path: Path, fetched: list[str]) -> None:
+    path = resolve_model("org/mistral", download_dir=tmp_path)
+    assert sorted(fetched) == ["consolidated.safetensors", "params.json"]
+    assert (path / "consolidated.safetensors").read_bytes() == b"c"
+
+
+def test_consolidated_files_alone_for_mistrals_format(tmp_path: Path, fetched: list[str]) -> None:
+    resolve_model("org/both", download_dir=tmp_path, is_mistral=True)
+    assert sorted(fetched) == ["config.json", "consolidated.safetensors", "tokenizer.json"]
 
 
 def test_medusas_own_weight_file_is_downloaded(tmp_path: Path, fetched: list[str]) -> None:

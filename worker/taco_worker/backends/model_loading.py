@@ -35,9 +35,15 @@ def load_step_model(
         revision=wanted.revision,
         download_dir=None if wanted.download_dir is None else Path(wanted.download_dir),
         ignore_patterns=wanted.ignore_patterns,
+        is_mistral=load_format == "mistral",
     )
     model = load_hf_config(
-        model_dir, rope_scaling=wanted.rope_scaling, rope_theta=wanted.rope_theta
+        model_dir,
+        rope_scaling=wanted.rope_scaling,
+        rope_theta=wanted.rope_theta,
+        config_format=wanted.config_format,
+        hf_overrides=wanted.hf_overrides,
+        disable_sliding_window=wanted.disable_sliding_window,
     )
     dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, transfers.device)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, transfers.device)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from taco_proto.config import WorkerConfig
+from taco_worker.models.config_reading import config_file
 from taco_worker.models.load_format import load_format_of
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_files import find_weight_files
@@ -37,9 +38,10 @@ def fingerprint(config: WorkerConfig, model_dir: Path, model: StepModel) -> byte
         "quantization": wanted.quantization,
         "rope_scaling": wanted.rope_scaling,
         "rope_theta": wanted.rope_theta,
+        "hf_overrides": wanted.hf_overrides,
     }
     digest.update(json.dumps(settings, sort_keys=True, default=dict).encode())
-    digest.update((model_dir / "config.json").read_bytes())
+    digest.update(config_file(model_dir, wanted.config_format).read_bytes())
     if wanted.load_format == "dummy":
         digest.update(f"dummy {wanted.seed}".encode())
     else:

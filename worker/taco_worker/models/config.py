@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from taco_common.json_file import read_json_object
 from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.config_reading import config_file, read_hf_config, sliding_window_of
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
 from taco_worker.models.rope_parsing import is_by_layer_type
@@ -52,30 +53,43 @@ def load_hf_config(
     *,
     rope_scaling: Mapping[str, Any] | None = None,
     rope_theta: float | None = None,
+    config_format: str = "auto",
+    hf_overrides: Mapping[str, Any] | None = None,
+    disable_sliding_window: bool = False,
 ) -> ModelConfig:
     """Read a model directory's configuration.
 
     Args:
         rope_scaling, rope_theta: override config.json's rotary position settings.
+        config_format: hf (config.json), mistral (params.json), or auto: the one that exists.
+        hf_overrides: replace fields of the configuration; objects are merged.
+        disable_sliding_window: limit sequences to the window, so that it never applies.
 
     Raises:
         ValueError: a file is missing, is not JSON or lacks a field, the architecture has no
             recipe, or the checkpoint needs an option that no recipe supports.
     """
-    hf_config = _read_json(model_dir / "config.json")
+    file = config_file(model_dir, config_format)
+    try:
+        hf_config = read_hf_config(file, hf_overrides)
+    except FileNotFoundError:
+        raise ValueError(f"cannot read {file}: No such file") from None
     generation_path = model_dir / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
-    _check_sizes(model_dir / "config.json", hf_config)
+    _check_sizes(file, hf_config)
     try:
         config = _parse(model_dir, _override_rope(hf_config, rope_scaling, rope_theta), generation)
     except KeyError as error:
-        raise ValueError(f"{model_dir / 'config.json'} has no {error}") from None
+        raise ValueError(f"{file} has no {error}") from None
     except (TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{model_dir} has a config with an invalid field: {error}") from None
     if not config.plan.has_rope and (rope_scaling or rope_theta):
         raise ValueError(
             f"{config.architecture} has no rotary positions: rope settings do not apply to it"
         )
+    window = sliding_window_of(hf_config) if disable_sliding_window else None
+    if window is not None and window < config.plan.max_position_embeddings:
+        return replace(config, plan=replace(config.plan, max_position_embeddings=window))
     return config
 
 

@@ -15,12 +15,16 @@ from huggingface_hub.errors import (
 
 from taco_common.download_progress import progress_bars
 from taco_common.progress import Progress
+from taco_worker.models.config_reading import config_file
+from taco_worker.models.mistral_format import PARAMS_FILE, WEIGHTS_PREFIX
 
 _CONFIG_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
 _SAFETENSORS_PATTERNS = ["*.safetensors"]
+_CONSOLIDATED_PATTERNS = [f"{WEIGHTS_PREFIX}*.safetensors"]
 _STATE_DICT_PATTERNS = ["*.bin", "medusa_lm_head.pt"]
 # Not downloaded: other layouts of the same weights (folders, consolidated files), training files.
-_IGNORED_PATTERNS = ["*/*", "consolidated*", "training_args.bin", "optimizer.bin"]
+_CONSOLIDATED = f"{WEIGHTS_PREFIX}*"
+_IGNORED_PATTERNS = ["*/*", _CONSOLIDATED, "training_args.bin", "optimizer.bin"]
 
 
 def download_model(
@@ -28,19 +32,26 @@ def download_model(
     revision: str | None,
     download_dir: Path | None,
     ignore_patterns: tuple[str, ...] = (),
+    *,
+    is_mistral: bool = False,
 ) -> Path:
     """Download a hub id and return its directory; raises as `resolve_model` does."""
     try:
         ignored = [*_IGNORED_PATTERNS, *ignore_patterns]
-        wanted = _CONFIG_PATTERNS + _SAFETENSORS_PATTERNS
-        directory = _download(model, wanted, ignored, revision, download_dir)
+        weights = _CONSOLIDATED_PATTERNS if is_mistral else _SAFETENSORS_PATTERNS
+        with_consolidated = [pattern for pattern in ignored if pattern != _CONSOLIDATED]
+        excluded = with_consolidated if is_mistral else ignored
+        directory = _download(model, _CONFIG_PATTERNS + weights, excluded, revision, download_dir)
         if not any(directory.glob("*.safetensors")):
             _download(model, _STATE_DICT_PATTERNS, ignored, revision, download_dir)
+            if not any(directory.glob("*.bin")):
+                consolidated = _CONSOLIDATED_PATTERNS
+                _download(model, consolidated, with_consolidated, revision, download_dir)
     except Exception as error:
         # The hub's client passes on errors of its HTTP library: requests in some versions, httpx
         # in others.
         raise ValueError(_explain(error, model, revision)) from None
-    if not (directory / "config.json").is_file():
+    if not config_file(directory).is_file():
         raise ValueError(f"{model} on the hub is not a model: it has no config.json")
     return directory
 
@@ -50,7 +61,7 @@ def download_config(model: str, revision: str | None, download_dir: Path | None)
     directory; raises as `resolve_model` does.
     """
     try:
-        wanted = ["config.json", "generation_config.json"]
+        wanted = ["config.json", "generation_config.json", PARAMS_FILE]
         return _download(model, wanted, _IGNORED_PATTERNS, revision, download_dir)
     except Exception as error:
         raise ValueError(_explain(error, model, revision)) from None

@@ -12,10 +12,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from taco_worker.models.mapped_pages import MappedPages
+from taco_worker.models.mistral_format import head_dim_of, hf_name, hf_rows, is_mistral_file
 
 
 def iterate_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield names and tensors of one file, as views of the mapped file if its format allows it.
+
+    Tensors in Mistral's format get Hugging Face's names and order of rows.
 
     A tensor's pages are released when the next tensor is requested, so that copied weights are not
     in memory twice. Later access to the tensor reads them again.
@@ -24,10 +27,14 @@ def iterate_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         ValueError: the file is damaged, or holds something other than tensors.
     """
     is_safetensors = path.suffix == ".safetensors"
+    head_dim = head_dim_of(path.parent) if is_mistral_file(path) else None
     pages: MappedPages | None = None
     for name, tensor in _iterate_safetensors(path) if is_safetensors else _iterate_state_dict(path):
         pages = pages or MappedPages(path)
-        yield name, tensor
+        if head_dim is None:
+            yield name, tensor
+        elif (new_name := hf_name(name)) is not None:
+            yield new_name, hf_rows(name, tensor, head_dim)
         pages.release(tensor)
 
 

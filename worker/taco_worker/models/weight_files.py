@@ -8,9 +8,15 @@ from typing import Literal
 
 from taco_common.json_file import JsonFileError, parse_json_object, read_json_object
 from taco_worker.models.config import ModelConfig
+from taco_worker.models.mistral_format import (
+    WEIGHTS_PREFIX,
+    head_dim_of,
+    hf_name,
+    is_mistral_file,
+)
 from taco_worker.models.weight_sources import WeightSources
 
-LoadFormat = Literal["auto", "safetensors", "pt", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "pt", "mistral", "dummy"]
 
 _NAMES_IN_ERROR = 5
 _LENGTH_BYTES = 8  # little-endian, in front of a safetensors header
@@ -19,7 +25,9 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
 
 def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
-    """The files to read: those of an index, or a single file; "auto" prefers safetensors.
+    """The files to read: those of an index, or a single file.
+
+    "auto" prefers safetensors to .bin files, and these to consolidated files.
 
     Raises:
         ValueError: no weight file exists, or the index is damaged or names a missing file.
@@ -27,13 +35,18 @@ def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
     bases = {
         "safetensors": ["model.safetensors"],
         "pt": ["pytorch_model.bin"],
-        "auto": ["model.safetensors", "pytorch_model.bin"],
+        "mistral": [f"{WEIGHTS_PREFIX}.safetensors"],
+        "auto": ["model.safetensors", "pytorch_model.bin", f"{WEIGHTS_PREFIX}.safetensors"],
     }
     for base in bases[load_format]:
         if (index := model_dir / f"{base}.index.json").exists():
             return _indexed_files(index)
         if (single := model_dir / base).is_file():  # reading a pipe would block
             return [single]
+    if load_format in ("auto", "mistral"):
+        shards = sorted(model_dir.glob(f"{WEIGHTS_PREFIX}-*-of-*.safetensors"))
+        if shards and len(shards) == int(shards[0].stem.rsplit("-", 1)[1]):
+            return shards
     raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(bases[load_format])}")
 
 
@@ -65,7 +78,7 @@ def check_weight_files(model_dir: Path, config: ModelConfig, load_format: LoadFo
 
 
 def stored_tensor_names(path: Path) -> list[str]:
-    """The names of the tensors in a safetensors file, from its header.
+    """The names of the tensors in a safetensors file, from its header, as Hugging Face has them.
 
     Raises:
         ValueError: the file cannot be read, its header is damaged, or it is truncated.
@@ -88,7 +101,10 @@ def stored_tensor_names(path: Path) -> list[str]:
     if end != size:
         what = "is cut off" if end > size else "is too long"
         raise ValueError(f"{path} {what}: its header asks for {end} bytes, the file has {size}")
-    return list(header)
+    if not is_mistral_file(path):
+        return list(header)
+    head_dim_of(path.parent)  # loading needs it
+    return [name for name in map(hf_name, header) if name is not None]
 
 
 def check_tensor_names(

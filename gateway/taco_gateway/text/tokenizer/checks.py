@@ -4,11 +4,12 @@ transformers builds an empty tokenizer from a directory with tokenizer_config.js
 prompt would then have no tokens, so such a directory is rejected.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from taco_common.json_file import MAX_TOKENIZER_BYTES, JsonFileError, read_json_object
+from taco_gateway.text.tokenizer.conversion.convert import mistral_file
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 
@@ -47,8 +48,10 @@ def check_tokenizer_files(config: ModelConfig) -> None:
     if config.skip_tokenizer_init or not directory.is_dir():
         return
     require_vocabulary(directory)
+    if config.tokenizer_mode == "mistral":
+        mistral_file(directory)
     file = directory / "tokenizer.json"
-    is_read = config.tokenizer_mode != "slow" and file.is_file()
+    is_read = config.tokenizer_mode == "auto" and file.is_file()
     if is_read and file.stat().st_size <= _MAX_PARSED_BYTES:
         _check_tokenizer_json(file)
 
@@ -58,7 +61,8 @@ def require_vocabulary(directory: Path) -> None:
     found = {path for name in VOCABULARY_FILES for path in directory.glob(name)}
     if any(path.is_file() and path.stat().st_size for path in found):
         return
-    if _value(directory / "tokenizer_config.json", "tokenizer_class") not in _WITHOUT_VOCABULARY:
+    settings = _object(directory / "tokenizer_config.json")
+    if settings.get("tokenizer_class") not in _WITHOUT_VOCABULARY:
         raise ConfigurationError(f"there is no tokenizer in {directory}: {_ADVICE}")
 
 
@@ -83,18 +87,24 @@ def check_tokenizer(tokenizer: _Encoder, directory: Path, vocab_size: int | None
         )
 
 
-def vocab_size_of(model: str) -> int | None:
-    """`vocab_size` in the config.json of a model directory; None if it cannot be read."""
-    size = _value(Path(model).expanduser() / "config.json", "vocab_size")
-    return size if isinstance(size, int) else None
+def vocab_size_of(config: ModelConfig) -> int | None:
+    """The size of the model's vocabulary, from its directory; None if it cannot be read."""
+    directory, overrides = Path(config.model).expanduser(), config.hf_overrides or {}
+    names = ["params.json"] if config.config_format == "mistral" else ["config.json", "params.json"]
+    for fields in (overrides, *(_object(directory / name) for name in names)):
+        text = fields.get("text_config")
+        for part in (fields, text if isinstance(text, Mapping) else {}):
+            if isinstance(size := part.get("vocab_size"), int):
+                return size
+    return None
 
 
-def _value(file: Path, key: str) -> object:
-    """A value of the JSON object in a file; None if the file or the key does not exist."""
+def _object(file: Path) -> Mapping[str, Any]:
+    """The JSON object in a file; empty if it does not exist or cannot be read."""
     try:
-        return read_json_object(file).get(key)
+        return read_json_object(file)
     except (FileNotFoundError, JsonFileError):
-        return None
+        return {}
 
 
 def _check_tokenizer_json(file: Path) -> None:

@@ -31,7 +31,7 @@ from taco_gateway.text.tokenizer.checks import (
     require_vocabulary,
     vocab_size_of,
 )
-from taco_gateway.text.tokenizer.conversion.convert import MISTRAL_FILES, vocabulary_file
+from taco_gateway.text.tokenizer.conversion.convert import mistral_file, vocabulary_file
 from taco_gateway.text.tokenizer.conversion.converted import converted_tokenizer
 from taco_gateway.text.tokenizer.safety import decoding_risk, encoding_risk
 from taco_gateway.text.tokenizer.sandboxed import SandboxedTokenizer
@@ -71,7 +71,7 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     require_vocabulary(directory)
     tokenizer = _load(directory, config.tokenizer_mode)
     try:
-        check_tokenizer(tokenizer, directory, vocab_size_of(config.model))
+        check_tokenizer(tokenizer, directory, vocab_size_of(config))
     except TokenizerError as error:
         tokenizer.close()
         raise ConfigurationError(f"cannot use the tokenizer in {directory}: {error}") from None
@@ -119,15 +119,11 @@ def _tokenizer_json(
     file = directory / "tokenizer.json"
     if mode != "mistral" and file.is_file():
         return read_text_file(file, MAX_TOKENIZER_BYTES), settings, file
-    vocabulary = vocabulary_file(directory, is_mistral=mode == "mistral")
-    if vocabulary is not None:
-        ids = _read_json(directory / "added_tokens.json")
-        return *converted_tokenizer(vocabulary, settings, ids), vocabulary
-    if mode == "mistral":
-        raise ConfigurationError(
-            f"tokenizer_mode mistral needs {' or '.join(MISTRAL_FILES)} in {directory}"
-        )
-    return None
+    vocabulary = (mistral_file if mode == "mistral" else vocabulary_file)(directory)
+    if vocabulary is None:
+        return None
+    ids = _read_json(directory / "added_tokens.json")
+    return *converted_tokenizer(vocabulary, settings, ids), vocabulary
 
 
 @contextmanager

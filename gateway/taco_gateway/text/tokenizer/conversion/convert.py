@@ -21,8 +21,9 @@ from taco_gateway.text.tokenizer.conversion.model_proto import (
 )
 from taco_gateway.text.tokenizer.conversion.sentencepiece import tokenizer_json as pieces_json
 from taco_gateway.text.tokenizer.conversion.tekken import convert_tekken
+from taco_proto.errors import ConfigurationError
 
-MISTRAL_FILES = ("tekken.json", "*.model.v[0-9]*", "tokenizer.model")
+_MISTRAL_FILES = ("tekken.json", "*.model.v[0-9]*", "tokenizer.model")
 _FILES = ("*.tiktoken", "tiktoken.model", "tokenizer.model", "tekken.json", "*.model.v[0-9]*")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 _GLM_TOKENS = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
@@ -36,11 +37,24 @@ def vocabulary_file(directory: Path, *, is_mistral: bool = False) -> Path | None
     Args:
         is_mistral: only the files of Mistral's own format.
     """
-    for pattern in MISTRAL_FILES if is_mistral else _FILES:
+    for pattern in _MISTRAL_FILES if is_mistral else _FILES:
         files = [file for file in directory.glob(pattern) if file.is_file()]
         if files:
             return max(files, key=_version)
     return None
+
+
+def mistral_file(directory: Path) -> Path:
+    """The vocabulary file in Mistral's own format.
+
+    Raises:
+        ConfigurationError: the directory has none.
+    """
+    file = vocabulary_file(directory, is_mistral=True)
+    if file is None:
+        names = " or ".join(_MISTRAL_FILES)
+        raise ConfigurationError(f"tokenizer_mode mistral needs {names} in {directory}")
+    return file
 
 
 def convert(

@@ -1,0 +1,64 @@
+"""Flags that select the formats of a model's files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.flags import given
+from taco_llm.cli.main import build_parser
+from taco_llm.cli.options import collect
+from taco_llm.supervisor.child_message import decode_config, encode_config
+from taco_proto.config import GatewayConfig, ModelConfig
+from taco_proto.errors import ConfigurationError
+
+ARGV = ["--tokenizer-mode", "mistral", "--config-format", "mistral", "--load-format", "mistral"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "params.json").write_text("{}")
+    return str(tmp_path)
+
+
+def parse(*argv: str) -> EngineArgs:
+    namespace = build_parser().parse_args(argv)
+    return EngineArgs(**given(EngineArgs, collect(namespace.parser, namespace)))
+
+
+def test_a_model_in_mistrals_format(model: str) -> None:
+    config = parse("serve", model, *ARGV, "--disable-sliding-window").model_config()
+    assert config.model == model
+    assert config.tokenizer_mode == config.config_format == config.load_format == "mistral"
+    assert config.disable_sliding_window
+
+
+def test_overrides_reach_a_child_process(model: str) -> None:
+    overrides: dict[str, Any] = {"rope_scaling": {"factor": 2.0}, "architectures": ["X"]}
+    config = parse("serve", model, "--hf-overrides", json.dumps(overrides)).model_config()
+    assert config.hf_overrides == overrides
+    message = json.loads(encode_config(GatewayConfig(model=config, scheduler="s"), 1))
+    decoded = decode_config(ModelConfig, message["config"]["model"])
+    assert decoded.hf_overrides == overrides
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", "null"])
+def test_overrides_on_the_command_line_are_an_object(
+    model: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse("serve", model, "--hf-overrides", text)
+    assert "--hf-overrides" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_overrides_in_python_are_an_object(model: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"must be a JSON object .* got \[1\]"):
+        EngineArgs(model=model, hf_overrides=[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["tokenizer_mode", "config_format", "load_format"])
+def test_other_formats_are_rejected_in_one_line(model: str, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}='gguf' is not available"):
+        EngineArgs(model=model, **{name: "gguf"})  # type: ignore[arg-type]

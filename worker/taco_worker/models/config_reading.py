@@ -1,0 +1,91 @@
+"""Reads a model directory's configuration as a dictionary with Hugging Face's field names.
+
+Sources are config.json, Mistral's params.json, and the overrides of `--hf-overrides`. Recipes see
+one flat dictionary: the fields of a nested text model are moved to the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from taco_common.json_file import read_json_object
+from taco_worker.models.mistral_format import PARAMS_FILE, hf_config_of
+
+_NESTED = "text_config"
+# Model types whose window is only used if `use_sliding_window` says so.
+_OPTIONAL_WINDOW = ("qwen2", "qwen3")
+
+
+def config_file(model_dir: Path, config_format: str = "auto") -> Path:
+    """The file of the configuration: config.json, or params.json for mistral.
+
+    auto prefers config.json. The file may be missing.
+    """
+    files = {"hf": "config.json", "mistral": PARAMS_FILE}
+    if config_format != "auto":
+        return model_dir / files[config_format]
+    has_params_only = not (model_dir / "config.json").is_file()
+    has_params_only = has_params_only and (model_dir / PARAMS_FILE).is_file()
+    return model_dir / files["mistral" if has_params_only else "hf"]
+
+
+def read_hf_config(file: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The fields of `file`, with those of a nested text model at the top.
+
+    Args:
+        file: a config.json or a params.json.
+        overrides: fields that replace those of the file; objects are merged.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file cannot be read, or its text_config is not an object.
+    """
+    fields = read_json_object(file)
+    if file.name == PARAMS_FILE:
+        fields = hf_config_of(fields, file)
+    overrides = overrides or {}
+    fields = merged(fields, overrides)
+    if _NESTED in fields:
+        fields = _text_part(fields, file)
+        outer = {name: value for name, value in overrides.items() if name != _NESTED}
+        fields = merged(fields, outer)
+    return fields
+
+
+def merged(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` with `overrides` in their place, object by object."""
+    result = dict(fields)
+    for name, value in overrides.items():
+        current = result.get(name)
+        if isinstance(value, Mapping) and isinstance(current, Mapping):
+            value = merged(current, value)
+        result[name] = value
+    return result
+
+
+def sliding_window_of(fields: Mapping[str, Any]) -> int | None:
+    """The number of tokens that windowed layers attend to; None: there are no such layers."""
+    window = fields.get("sliding_window")
+    is_optional = str(fields.get("model_type", "")).startswith(_OPTIONAL_WINDOW)
+    is_used = fields.get("use_sliding_window", not is_optional)
+    return window if is_used and isinstance(window, int) and window > 0 else None
+
+
+def _text_part(fields: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The fields of the text model of a model for text and images.
+
+    The architecture of the text model is its own, that of the file, or the one that its model type
+    is named after (`gemma3_text` is Gemma3ForCausalLM); the first one with a recipe counts.
+    """
+    text = fields.pop(_NESTED)
+    if not isinstance(text, dict):
+        raise ValueError(f"{file}: text_config is not an object")
+    architectures = [*(text.get("architectures") or ()), *(fields.get("architectures") or ())]
+    model_type = str(text.get("model_type") or "").removesuffix("_text")
+    if model_type:
+        words = "".join(word[:1].upper() + word[1:] for word in model_type.split("_"))
+        architectures.append(f"{words}ForCausalLM")
+    given = {name: value for name, value in text.items() if value is not None or name not in fields}
+    return {**fields, **given, "architectures": architectures}

@@ -1,0 +1,156 @@
+"""Mistral's own format: params.json, and consolidated*.safetensors with other names of tensors.
+
+Mistral rotates neighbouring channels of a head (0 and 1, 2 and 3), Hugging Face's layout the
+channels i and i + head_dim / 2. So the rows of each head of `wq` and `wk` are put in another order
+(`convert_mistral_weights_to_hf.py` of transformers).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taco_common.json_file import read_json_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PARAMS_FILE = "params.json"
+WEIGHTS_PREFIX = "consolidated"
+
+_DEFAULT_LENGTH = 128_000  # of params.json without a length, as in vLLM
+_FIELDS = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "hidden_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "activation": "hidden_act",
+    "tied_embeddings": "tie_word_embeddings",
+}
+_YARN = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_max_position_embeddings",
+    "beta": "beta_fast",
+    "alpha": "beta_slow",
+}
+_OTHER_PARTS = ("vision_encoder", "vision_language_adapter", "patch_merger", "pre_mm_projector")
+_NAMES = (
+    (re.compile(r"tok_embeddings\."), "model.embed_tokens."),
+    (re.compile(r"norm\."), "model.norm."),
+    (re.compile(r"output\."), "lm_head."),
+    (re.compile(r"layers\.(\d+)\.attention\.w([qkvo])\."), r"model.layers.\1.self_attn.\2_proj."),
+    (re.compile(r"layers\.(\d+)\.attention_norm\."), r"model.layers.\1.input_layernorm."),
+    (re.compile(r"layers\.(\d+)\.ffn_norm\."), r"model.layers.\1.post_attention_layernorm."),
+    (re.compile(r"layers\.(\d+)\.feed_forward\.w1\."), r"model.layers.\1.mlp.gate_proj."),
+    (re.compile(r"layers\.(\d+)\.feed_forward\.w2\."), r"model.layers.\1.mlp.down_proj."),
+    (re.compile(r"layers\.(\d+)\.feed_forward\.w3\."), r"model.layers.\1.mlp.up_proj."),
+    (
+        re.compile(r"layers\.(\d+)\.feed_forward\.(gate\.|experts\.\d+\.w[123]\.)"),
+        r"model.layers.\1.block_sparse_moe.\2",
+    ),
+)
+_ROTATED = re.compile(r"layers\.\d+\.attention\.w[qk]\.weight")
+
+
+def hf_config_of(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The fields of a params.json under Hugging Face's names.
+
+    Args:
+        file: the params.json, for errors.
+
+    Raises:
+        ValueError: the model needs something that is not supported.
+    """
+    fields = {_FIELDS.get(name, name): value for name, value in params.items()}
+    moe, yarn = fields.pop("moe", None), fields.pop("yarn", None)
+    fields.setdefault("hidden_act", "silu")
+    fields.setdefault("tie_word_embeddings", False)
+    length = fields.pop("max_seq_len", None) or _DEFAULT_LENGTH
+    fields.setdefault("max_position_embeddings", length)
+    fields["model_type"], fields["architectures"] = "mistral", ["MistralForCausalLM"]
+    if moe:
+        _add_experts(fields, moe, file)
+    if yarn:
+        _add_yarn(fields, yarn, file)
+    if fields.get("quantization"):
+        fields["quantization_config"] = {"quant_method": "fp8"}
+    if isinstance(fields.get("sliding_window"), list):
+        _add_layer_types(fields, fields["sliding_window"], file)
+    return fields
+
+
+def is_mistral_file(path: Path) -> bool:
+    """Whether the tensors of a weight file have Mistral's names."""
+    return path.name.startswith(WEIGHTS_PREFIX) and path.suffix == ".safetensors"
+
+
+def hf_name(name: str) -> str | None:
+    """Hugging Face's name of a tensor; None: it belongs to images, not to the text model."""
+    for pattern, replacement in _NAMES:
+        if match := pattern.match(name):
+            return match.expand(replacement) + name[match.end() :]
+    return None if name.startswith(_OTHER_PARTS) else name
+
+
+def head_dim_of(directory: Path) -> int:
+    """The number of channels of an attention head, from the params.json beside the weights.
+
+    Raises:
+        ValueError: there is no params.json, or it has no such number.
+    """
+    file = directory / PARAMS_FILE
+    try:
+        params = read_json_object(file)
+        head_dim = params.get("head_dim") or params["dim"] // params["n_heads"]
+    except FileNotFoundError:
+        raise ValueError(f"the consolidated weights need {file}, which is missing") from None
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"{file} does not say the size of a head: {error!r}") from None
+    if not isinstance(head_dim, int) or head_dim <= 0 or head_dim % 2:
+        raise ValueError(f"{file}: the size of a head is {head_dim}, not an even number")
+    return head_dim
+
+
+def hf_rows(name: str, tensor: Tensor, head_dim: int) -> Tensor:
+    """The tensor with rows [heads * head_dim] in Hugging Face's order.
+
+    Args:
+        name: Mistral's name.
+    """
+    if not _ROTATED.fullmatch(name) or tensor.ndim != 2 or tensor.shape[0] % head_dim:
+        return tensor
+    pairs = tensor.view(-1, head_dim // 2, 2, tensor.shape[1])
+    return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def _add_experts(fields: dict[str, Any], moe: Any, file: Path) -> None:
+    if not isinstance(moe, dict) or moe.get("num_shared_experts"):
+        raise ValueError(f"{file}: experts of this kind are not supported in Mistral's format")
+    fields["model_type"], fields["architectures"] = "mixtral", ["MixtralForCausalLM"]
+    fields["num_local_experts"] = moe.get("num_experts")
+    fields["num_experts_per_tok"] = moe.get("num_experts_per_tok")
+
+
+def _add_yarn(fields: dict[str, Any], yarn: Any, file: Path) -> None:
+    if not isinstance(yarn, dict):
+        raise ValueError(f"{file}: yarn is not an object")
+    scaling = {new: yarn[old] for old, new in _YARN.items() if old in yarn}
+    # Mistral scales cosines and sines only if apply_scale says so.
+    if not yarn.get("apply_scale", True):
+        scaling["attention_factor"] = 1.0
+    fields["rope_scaling"] = {"rope_type": "yarn", **scaling}
+
+
+def _add_layer_types(fields: dict[str, Any], windows: list[Any], file: Path) -> None:
+    """A window for each of some layers, which repeat."""
+    num_layers = fields.get("num_hidden_layers")
+    used = {window for window in windows if window is not None}
+    if not isinstance(num_layers, int) or not windows or len(used) > 1:
+        raise ValueError(f"{file}: sliding_window {windows} is not supported")
+    kinds = ["full_attention" if one is None else "sliding_attention" for one in windows]
+    fields["layer_types"] = [kinds[layer % len(kinds)] for layer in range(num_layers)]
+    fields["sliding_window"] = used.pop() if used else None
