@@ -131,7 +131,7 @@ def many_rows_tiling(
         block_n = 128 if is_plain and kv_bytes == query_bytes else 64
     elif padded <= 256:
         block_n, num_stages = 32, 2
-    else:  # the sums of a wider tile would not fit in registers
+    else:  # the sums of a wider tile, or of a second loop, would not fit in registers
         block_m, block_n, num_stages = 64, 32, 2
     return Tiling(
         block_m=max(block_m, triton.next_power_of_2(group)),
@@ -139,7 +139,7 @@ def many_rows_tiling(
         num_warps=num_warps,
         num_stages=num_stages,
         programs_per_sm=1,
-        masks_all=False,
+        masks_all=padded > 256,
     )
 
 
