@@ -10,6 +10,7 @@ from math import prod
 
 from taco_kernels.kv_entry import KVEntry, elements_per_token
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
+from taco_worker.models.plan.ops.linear import HeadLinear
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.ops.rope import Rope
 from taco_worker.models.plan.parameters import Parameter
@@ -151,6 +152,11 @@ def _check_op(plan: ModelPlan, op: Op, written: set[str]) -> None:
             end = op.offset + op.rotary_dim
             if table.rotary_dim != op.rotary_dim or end > op.head_dim or op.x.size % op.head_dim:
                 raise ValueError(f"{op} does not fit {table}")
+        case HeadLinear():
+            last = op.num_heads - 1
+            ends = last * op.x_stride + op.in_size, last * op.out_stride + op.out_size
+            if ends[0] > op.x.size or ends[1] > op.out.size:
+                raise ValueError(f"the heads of {op} do not fit its columns")
         case WriteKV():
             entry = plan.kv_entries[op.entry]
             values = 0 if op.value is None else op.value.size
