@@ -96,4 +96,5 @@ def _is_one(query: Rope, key: Rope, write: WriteKV) -> bool:
         key.style,
         key.table,
     )
-    return same and write.key == key.x and write.value is not None
+    values = write.value
+    return same and write.key == key.x and values is not None and values.size == key.x.size
