@@ -26,13 +26,23 @@ class PackedMatrix:
         struct: the matrix as kernels take it; points to this object's memory.
     """
 
-    def __init__(self, n: int, k: int, dtype: torch.dtype, *, gated: bool = False) -> None:
+    def __init__(
+        self,
+        n: int,
+        k: int,
+        dtype: torch.dtype,
+        *,
+        gated: bool = False,
+        memory: Tensor | None = None,
+    ) -> None:
         """Allocates a matrix, which `pack` fills.
 
         Args:
             dtype: float32, bfloat16, or int8 with a scale per column.
             gated: rows 0 to n / 2 - 1 are the gate's, the others up's; one product computes
                 act(gate) * up.
+            memory: uint8 [packed_bytes(n, k, dtype, gated)], aligned to 64 bytes, to use instead
+                of new memory.
         """
         if dtype not in DTYPES:
             raise ValueError(f"a packed matrix is float32, bfloat16 or int8, not {dtype}")
@@ -42,11 +52,11 @@ class PackedMatrix:
         self.dtype = dtype
         self.gated = gated
         num_halves = 2 if gated else 1
-        num_panels = num_halves * -(-n // num_halves // PANEL)
+        num_bytes = packed_bytes(n, k, dtype, gated)
         self._panel_bytes = padded_k(dtype, k) * PANEL * dtype.itemsize
-        self._data = allocate(num_panels * self._panel_bytes)
+        self._data = allocate(num_bytes) if memory is None else memory
         self._data[-num_halves * self._panel_bytes :].zero_()  # columns past the last
-        self._columns = num_panels * PANEL
+        self._columns = num_bytes // self._panel_bytes * PANEL
         quantized = dtype == torch.int8
         self._scales = torch.zeros(self._columns) if quantized else None
         self._column_sums = torch.zeros(self._columns, dtype=torch.int32) if quantized else None
@@ -265,6 +275,13 @@ def multiply_argmax(
         _address(logprobs),
     )
     return columns
+
+
+def packed_bytes(n: int, k: int, dtype: torch.dtype, gated: bool) -> int:
+    """Bytes of a packed matrix [n, k] without its scales and bias."""
+    num_halves = 2 if gated else 1
+    num_panels = num_halves * -(-n // num_halves // PANEL)
+    return num_panels * PANEL * padded_k(dtype, k) * dtype.itemsize
 
 
 def padded_k(dtype: torch.dtype, k: int) -> int:

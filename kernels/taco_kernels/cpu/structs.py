@@ -52,6 +52,61 @@ class Product(Structure):
     )
 
 
+class Router(Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("num_experts", c_int64),
+        ("top_k", c_int64),
+        ("renormalize", c_bool),
+        ("scale", c_float),
+        ("num_groups", c_int64),
+        ("top_groups", c_int64),
+        ("group_score", c_int32),
+        ("jitter", c_float),
+    )
+
+
+class Routing(Structure):
+    _fields_ = (
+        ("router", Router),
+        ("count", c_int64),
+        ("logits", c_void_p),
+        ("logits_stride", c_int64),
+        ("bias", c_void_p),
+        ("ids", c_void_p),
+        ("ids_stride", c_int64),
+        ("weights", c_void_p),
+        ("weights_stride", c_int64),
+    )
+
+
+class GatedActivation(Structure):
+    _fields_ = (
+        ("function", c_int32),
+        ("alpha", c_float),
+        ("limit", c_float),
+    )
+
+
+class ExpertProduct(Structure):
+    _fields_ = (
+        ("rows", Rows),
+        ("top_k", c_int64),
+        ("num_experts", c_int64),
+        ("ids", c_void_p),
+        ("ids_stride", c_int64),
+        ("weights", c_void_p),
+        ("weights_stride", c_int64),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("activation", GatedActivation),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("adds", c_bool),
+        ("scratch", c_void_p),
+    )
+
+
 class KVEntry(Structure):
     _fields_ = (
         ("num_heads", c_int64),

@@ -42,6 +42,14 @@ TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matri
                                    uint64_t* ranks, int32_t* columns, PartialSum* sums,
                                    float* logprobs);
 
+// Mixture of experts (experts/expert_args.h).
+struct Routing;
+struct ExpertProduct;
+TACO_API void taco_route(TacoPool* pool, const Routing* routing);
+// Bytes that `taco_multiply_experts` needs at ExpertProduct::scratch, from the shapes alone.
+TACO_API int64_t taco_experts_scratch_bytes(const TacoPool* pool, const ExpertProduct* product);
+TACO_API void taco_multiply_experts(TacoPool* pool, const ExpertProduct* product);
+
 // Attention over the paged cache (attention/kv_cache.h).
 struct KVCache;
 struct Batch;

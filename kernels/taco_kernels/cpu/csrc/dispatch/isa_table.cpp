@@ -14,6 +14,7 @@ const Kernels& kernels() {
         made.bf16_operand_bytes = int64_t(sizeof(Bf16Operand));
         made.int8_operand_bytes = int64_t(sizeof(Int8Operand));
         add_matmul(made);
+        add_experts(made);
         add_attention(made);
         add_elementwise(made);
         add_sampling(made);

@@ -11,6 +11,7 @@ namespace TACO_ISA {
 const Kernels& kernels();
 
 void add_matmul(Kernels& table);
+void add_experts(Kernels& table);
 void add_attention(Kernels& table);
 void add_elementwise(Kernels& table);
 void add_sampling(Kernels& table);

@@ -7,6 +7,7 @@
 
 #include "attention/kv_cache.h"
 #include "elementwise/elementwise_args.h"
+#include "experts/expert_args.h"
 #include "matmul/matrix.h"
 #include "program/program_args.h"
 #include "runtime/parallel.h"
@@ -46,6 +47,11 @@ struct Kernels {
     void (*multiply)(Thread&, const Product&);
     void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);
     void (*pack)(Thread&, const Packing&);
+    void (*route)(Thread&, const Routing&);
+    // Bytes that `multiply_experts` needs at ExpertProduct::scratch. They depend on the shapes
+    // only.
+    int64_t (*experts_scratch_bytes)(const ExpertProduct&);
+    void (*multiply_experts)(Thread&, const ExpertProduct&);
     void (*write_kv)(Thread&, const KVCache&, const Batch&, int64_t entry, const KeyValueRows&);
     // Bytes that `attend` needs at Attention::workspace. Ignores the pointers and the strides.
     int64_t (*attention_workspace)(const Attention&, int num_threads);

@@ -56,18 +56,28 @@ inline void write_columns(const Product& product, int64_t row, int64_t column, i
     }
 }
 
+// Writes gate(a, b) for the two halves a and b of a gated pair.
+template <class Gate>
+inline void finish_gated_block(const Product& product, const Block& block, const void* sums,
+                               Gate gate) {
+    const BlockValues values(product.matrix, product.rows.scales, block, sums);
+    for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+        for (int64_t panel = block.panels.begin; panel < block.panels.end; panel += 2) {
+            write_columns(product, row, panel / 2 * PANEL, product.matrix.n / 2,
+                          gate(values.at(row, panel), values.at(row, panel + 1)));
+        }
+    }
+}
+
 inline void finish_block(const Product& product, const Block& block, const void* sums) {
+    if (product.epilogue == Epilogue::gate_mul) {
+        return finish_gated_block(product, block, sums, [&](F32 gate, F32 up) {
+            return mul(activate(gate, product.activation), up);
+        });
+    }
     const Matrix& matrix = product.matrix;
     const BlockValues values(matrix, product.rows.scales, block, sums);
     for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
-        if (product.epilogue == Epilogue::gate_mul) {
-            for (int64_t panel = block.panels.begin; panel < block.panels.end; panel += 2) {
-                const F32 gate = activate(values.at(row, panel), product.activation);
-                write_columns(product, row, panel / 2 * PANEL, matrix.n / 2,
-                              mul(gate, values.at(row, panel + 1)));
-            }
-            continue;
-        }
         for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
             const int64_t column = panel * PANEL;
             F32 value = values.at(row, panel);

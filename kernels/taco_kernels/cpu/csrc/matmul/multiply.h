@@ -71,6 +71,26 @@ struct Blocking {
     }
 };
 
+// Computes one block of a product and calls finish(block, sums). `next` is memory that is likely
+// read after it.
+template <class Finish>
+void run_block(const Rows& rows, const Matrix& matrix, const Blocking& blocking, int64_t index,
+               const void* next, Finish finish) {
+    alignas(64) char sums[MAX_BLOCK_SUMS * PANEL * 4];
+    const int64_t row_bytes = rows.stride * operand_bytes(matrix.type);
+    Block block;
+    block.rows = blocking.row_range(index);
+    block.panels = blocking.panel_range(index);
+    block.operands = static_cast<const char*>(rows.data) + block.rows.begin * row_bytes;
+    block.operand_stride = rows.stride;
+    block.data = static_cast<const char*>(matrix.panel(block.panels.begin));
+    block.panel_bytes = matrix.panel_bytes();
+    block.steps = block.panel_bytes / STEP_BYTES;
+    block.next = static_cast<const char*>(next);
+    sum_block(matrix.type, block, sums);
+    finish(block, static_cast<const void*>(sums));
+}
+
 // Computes blocks that cover rows x panels and calls finish(block, sums) for each. Ends with a
 // barrier.
 template <class Finish>
@@ -78,21 +98,10 @@ void share_blocks(Thread& thread, const Rows& rows, const Matrix& matrix, int64_
                   Finish finish) {
     if (rows.count == 0) return thread.barrier();
     const Blocking blocking(matrix, rows.count, num_panels, thread.count());
-    const int64_t row_bytes = rows.stride * operand_bytes(matrix.type);
     thread.share(blocking.count(), 1, [&](int64_t index, int64_t) {
-        alignas(64) char sums[MAX_BLOCK_SUMS * PANEL * 4];
-        Block block;
-        block.rows = blocking.row_range(index);
-        block.panels = blocking.panel_range(index);
-        block.operands = static_cast<const char*>(rows.data) + block.rows.begin * row_bytes;
-        block.operand_stride = rows.stride;
-        block.data = static_cast<const char*>(matrix.panel(block.panels.begin));
-        block.panel_bytes = matrix.panel_bytes();
-        block.steps = block.panel_bytes / STEP_BYTES;
         const int64_t next = std::min(index + thread.count(), blocking.count() - 1);
-        block.next = static_cast<const char*>(matrix.panel(blocking.panel_range(next).begin));
-        sum_block(matrix.type, block, sums);
-        finish(block, static_cast<const void*>(sums));
+        run_block(rows, matrix, blocking, index, matrix.panel(blocking.panel_range(next).begin),
+                  finish);
     });
 }
 

@@ -1,0 +1,17 @@
+// C functions of a mixture of experts.
+
+#include "abi/cpu_abi.h"
+#include "dispatch/kernel_table.h"
+#include "runtime/thread_pool.h"
+
+void taco_route(TacoPool* pool, const Routing* routing) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.route(thread, *routing); });
+}
+
+int64_t taco_experts_scratch_bytes(const TacoPool* pool, const ExpertProduct* product) {
+    return pool->kernels.experts_scratch_bytes(*product);
+}
+
+void taco_multiply_experts(TacoPool* pool, const ExpertProduct* product) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.multiply_experts(thread, *product); });
+}

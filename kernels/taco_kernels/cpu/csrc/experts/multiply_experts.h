@@ -1,0 +1,214 @@
+// The product of a mixture of experts: rows sorted by expert, one grouped product over the experts
+// that a row has chosen (gate and up, then down), and the weighted sums.
+//
+// Threads share the blocks of all experts in one loop, so each expert's weights are read from
+// memory once and no thread waits for an expert with many rows. The products are those of
+// multiply.h: an output element's bits depend on its own row and expert alone.
+#pragma once
+
+#include <algorithm>
+
+#include "experts/expert_order.h"
+
+namespace TACO_ISA {
+
+struct ExpertScratch {
+    ExpertOrder order;
+    // Rows in the order of `order.pairs`:
+    char* operands;        // of gate_up, [num_pairs, rows.stride]
+    float* scales;         // of int8 operands
+    char* inner;           // gate_up's results: operands of `down` if it is bf16, else floats
+    char* inner_operands;  // int8 only
+    float* inner_scales;   // int8 only
+    // By the pair's number:
+    float* outputs;  // [num_pairs, output_stride], of `down`
+    int64_t inner_stride, output_stride;
+
+    ExpertScratch(Arena& arena, const ExpertProduct& product)
+        : order(arena, product.num_experts, product.rows.count * product.top_k) {
+        const int64_t pairs = product.rows.count * product.top_k;
+        const Matrix &gate_up = *product.gate_up, &down = *product.down;
+        const bool is_i8 = down.type == DType::i8;
+        inner_stride = padded_k(down.type, down.k);
+        output_stride = round_up(down.n, PANEL);
+        operands = arena.take<char>(pairs * product.rows.stride * operand_bytes(gate_up.type));
+        scales = arena.take<float>(gate_up.type == DType::i8 ? pairs : 0);
+        inner = arena.take<char>(pairs * inner_stride * inner_bytes(down.type));
+        inner_operands = arena.take<char>(is_i8 ? pairs * inner_stride * sizeof(Int8Operand) : 0);
+        inner_scales = arena.take<float>(is_i8 ? pairs : 0);
+        outputs = arena.take<float>(pairs * output_stride);
+    }
+
+    static int64_t inner_bytes(DType type) {
+        return type == DType::bf16 ? int64_t(sizeof(Bf16Operand)) : int64_t(sizeof(float));
+    }
+};
+
+// GPT-OSS's gate.
+inline F32 clipped_swiglu(F32 gate, F32 up, float alpha, float limit) {
+    const F32 most = set1(limit), least = set1(-limit);
+    const F32 g = min(most, gate), u = max(least, min(most, up));  // NaN stays NaN
+    const F32 swish = div(g, add(set1(1), exp(mul(set1(-alpha), g))));
+    return mul(swish, add(u, set1(1)));
+}
+
+class ExpertPass {
+public:
+    ExpertPass(Thread& thread, const ExpertProduct& product, const ExpertScratch& scratch)
+        : thread_(thread), product_(product), scratch_(scratch), order_(scratch.order) {}
+
+    void run() {
+        if (thread_.index() == 0) sort_pairs(product_, thread_.count(), order_);
+        thread_.barrier();
+        gather_rows();
+        multiply_gate_up();
+        multiply_down();
+        sum_outputs();
+    }
+
+private:
+    int64_t num_pairs() const { return product_.rows.count * product_.top_k; }
+
+    // Copies the operands of each pair's row, so that an expert's rows are adjacent.
+    void gather_rows() {
+        const DType type = product_.gate_up->type, inner_type = product_.down->type;
+        const int64_t bytes = product_.rows.stride * operand_bytes(type);
+        const int64_t inner_size = product_.down->k;
+        const int64_t item = ExpertScratch::inner_bytes(inner_type);
+        thread_.share(num_pairs(), 4, [&](int64_t begin, int64_t end) {
+            for (int64_t at = begin; at < end; ++at) {
+                const int64_t row = order_.pairs[at] / product_.top_k;
+                std::memcpy(scratch_.operands + at * bytes,
+                            static_cast<const char*>(product_.rows.data) + row * bytes,
+                            size_t(bytes));
+                if (type == DType::i8) scratch_.scales[at] = product_.rows.scales[row];
+                // gate_up writes inner_size numbers; `down` reads the padding too.
+                char* padding = scratch_.inner + (at * scratch_.inner_stride + inner_size) * item;
+                std::memset(padding, 0, size_t((scratch_.inner_stride - inner_size) * item));
+            }
+        });
+    }
+
+    void multiply_gate_up() {
+        const GatedActivation& activation = product_.activation;
+        const DType inner_type = product_.down->type;
+        const Rows rows = {num_pairs(), scratch_.operands, product_.rows.stride, scratch_.scales};
+        share_experts(product_.gate_up, product_.gate_up->num_pair_panels(), order_.gate_up_blocks,
+                      rows,
+                      [&](const Matrix& matrix, const Rows& own, int64_t first, const Block& block,
+                          const void* sums) {
+                          char* out = scratch_.inner + first * scratch_.inner_stride *
+                                                           ExpertScratch::inner_bytes(inner_type);
+                          const Product product = {own,
+                                                   matrix,
+                                                   Epilogue::gate_mul,
+                                                   activation.function,
+                                                   out,
+                                                   scratch_.inner_stride,
+                                                   inner_type == DType::bf16};
+                          if (activation.limit == 0) return finish_block(product, block, sums);
+                          finish_gated_block(product, block, sums, [&](F32 gate, F32 up) {
+                              return clipped_swiglu(gate, up, activation.alpha, activation.limit);
+                          });
+                      });
+    }
+
+    void multiply_down() {
+        share_experts(
+            product_.down, product_.down->num_panels(), order_.down_blocks, inner_rows(),
+            [&](const Matrix& matrix, const Rows& own, int64_t first, const Block& block,
+                const void* sums) {
+                const BlockValues values(matrix, own.scales, block, sums);
+                for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+                    float* out =
+                        scratch_.outputs + order_.pairs[first + row] * scratch_.output_stride;
+                    for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
+                        store(out + panel * PANEL, values.at(row, panel));
+                    }
+                }
+            });
+    }
+
+    // The results of gate_up as operands of `down`.
+    Rows inner_rows() {
+        const Matrix& down = *product_.down;
+        if (down.type != DType::i8) {
+            return {num_pairs(), scratch_.inner, scratch_.inner_stride, nullptr};
+        }
+        encode_rows(thread_, down.type, num_pairs(), down.k,
+                    reinterpret_cast<const float*>(scratch_.inner), scratch_.inner_stride,
+                    scratch_.inner_operands, scratch_.inner_scales);
+        return {num_pairs(), scratch_.inner_operands, scratch_.inner_stride, scratch_.inner_scales};
+    }
+
+    // One product of each hit expert's matrix with its part of `rows`. Calls finish(matrix, the
+    // expert's rows, index of the first of them, block, sums).
+    template <class Finish>
+    void share_experts(const Matrix* matrices, int64_t num_panels, const int64_t* first_blocks,
+                       const Rows& rows, Finish finish) {
+        const int64_t num_hit = *order_.num_hit, num_blocks = first_blocks[num_hit];
+        const int64_t row_bytes = rows.stride * operand_bytes(matrices->type);
+        const auto hit_of = [&](int64_t index) {
+            return std::upper_bound(first_blocks, first_blocks + num_hit, index) - first_blocks - 1;
+        };
+        const auto blocking_of = [&](int64_t hit) {
+            return expert_blocking(*matrices, num_panels, order_.num_rows(hit), num_hit,
+                                   thread_.count());
+        };
+        thread_.share(num_blocks, 1, [&](int64_t index, int64_t) {
+            const int64_t hit = hit_of(index);
+            const int64_t next = std::min(index + thread_.count(), num_blocks - 1);
+            const int64_t next_hit = hit_of(next);
+            const Range next_panels =
+                blocking_of(next_hit).panel_range(next - first_blocks[next_hit]);
+            const Matrix& matrix = matrices[order_.experts[hit]];
+            const int64_t first = order_.starts[hit];
+            const Rows own = {order_.num_rows(hit),
+                              static_cast<const char*>(rows.data) + first * row_bytes, rows.stride,
+                              rows.scales ? rows.scales + first : nullptr};
+            run_block(own, matrix, blocking_of(hit), index - first_blocks[hit],
+                      matrices[order_.experts[next_hit]].panel(next_panels.begin),
+                      [&](const Block& block, const void* sums) {
+                          finish(matrix, own, first, block, sums);
+                      });
+        });
+    }
+
+    void sum_outputs() {
+        const int64_t columns = product_.down->n, top_k = product_.top_k;
+        thread_.share(product_.rows.count, 1, [&](int64_t row, int64_t) {
+            const float* weights = product_.weights + row * product_.weights_stride;
+            const float* outputs = scratch_.outputs + row * top_k * scratch_.output_stride;
+            float* out = product_.out + row * product_.out_stride;
+            for (int64_t column = 0; column < columns; column += PANEL) {
+                F32 sum = mul(set1(weights[0]), load(outputs + column));
+                for (int64_t rank = 1; rank < top_k; ++rank) {
+                    const F32 output = load(outputs + rank * scratch_.output_stride + column);
+                    sum = fma(set1(weights[rank]), output, sum);
+                }
+                const int64_t count = std::min(PANEL, columns - column);
+                if (product_.adds) sum = add(load_lanes(out + column, count), sum);
+                store_lanes(out + column, sum, count);
+            }
+        });
+    }
+
+    Thread& thread_;
+    const ExpertProduct& product_;
+    const ExpertScratch& scratch_;
+    const ExpertOrder& order_;
+};
+
+inline int64_t experts_scratch_bytes(const ExpertProduct& product) {
+    Arena counter(nullptr);
+    ExpertScratch(counter, product);
+    return counter.used();
+}
+
+inline void multiply_experts(Thread& thread, const ExpertProduct& product) {
+    Arena arena(product.scratch);
+    const ExpertScratch scratch(arena, product);
+    ExpertPass(thread, product, scratch).run();
+}
+
+}  // namespace TACO_ISA
