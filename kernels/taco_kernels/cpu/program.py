@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.kv_cache import PagedKV, SlotCopies
-from taco_kernels.cpu.structs import Attention, Batch, KVCache, KVCopies, Matrix
+from taco_kernels.cpu.structs import (
+    Attention,
+    Batch,
+    ExpertProduct,
+    KVCache,
+    KVCopies,
+    Matrix,
+    Router,
+)
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Scratch
 
@@ -40,6 +48,8 @@ OP_KINDS = (
     "write_kv",
     "attend",
     "restrict_rows",
+    "route",
+    "experts",
 )
 _MAX_BUFFERS = 64  # csrc/program/scratch.h
 _TABLE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -93,6 +103,10 @@ class Op(Structure):
         ("live", c_void_p),
         ("num_live", c_int64),
         ("is_final", c_bool),
+        ("router", Router),
+        ("experts", ExpertProduct),
+        ("ids", Columns),
+        ("weights", Columns),
     )
 
 

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from taco_kernels.reference import activation, norm, rotary
+from taco_kernels.reference import activation, experts, norm, rotary, routing
 from taco_kernels.reference.rotary import RotaryStyle
+from taco_kernels.router import Router
 
 
 class LayerOps(Protocol):
@@ -95,6 +96,45 @@ class LayerOps(Protocol):
         """Write keys and values into the cache; without values for a latent entry."""
         ...
 
+    def route(
+        self, logits: Tensor, router: Router, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Choose the experts of each token.
+
+        Args:
+            logits: [num_tokens, num_experts].
+            bias: float32 [num_experts], of a sigmoid router.
+
+        Returns:
+            Expert ids, int32 [num_tokens, top_k], best first, and their weights, float32.
+        """
+        ...
+
+    def multiply_experts(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        *,
+        activation: str,
+        limit: float,
+        gate_up_bias: Tensor | None,
+        down_bias: Tensor | None,
+    ) -> Tensor:
+        """The weighted sum of the chosen experts' outputs, [num_tokens, out_size] in x's dtype.
+
+        Args:
+            x: [num_tokens, hidden_size].
+            ids, weights: of `route`.
+            gate_up: [num_experts, 2 * intermediate_size, hidden_size], the gate's rows first.
+            down: [num_experts, out_size, intermediate_size].
+            activation, limit: as in `taco_kernels.reference.experts.gated_activation`.
+            gate_up_bias, down_bias: [num_experts, rows of the matrix].
+        """
+        ...
+
 
 class TorchOps:
     """`LayerOps` in torch, for any device; the reference of the fused kernels."""
@@ -164,6 +204,37 @@ class TorchOps:
         key_cache.index_put_(index, key.to(key_cache.dtype))
         if value is not None:
             value_cache.index_put_(index, value.to(value_cache.dtype))
+
+    def route(
+        self, logits: Tensor, router: Router, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return routing.route(logits, router, bias)
+
+    def multiply_experts(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        *,
+        activation: str,
+        limit: float,
+        gate_up_bias: Tensor | None,
+        down_bias: Tensor | None,
+    ) -> Tensor:
+        out = experts.multiply_experts(
+            x,
+            ids,
+            weights,
+            gate_up,
+            down,
+            activation=activation,
+            limit=limit,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
+        return out.to(x.dtype)
 
 
 def _sum(x: Tensor, residual: Tensor | None) -> Tensor:

@@ -1,6 +1,7 @@
 """A layer's element-wise operations as Triton kernels."""
 
 from taco_kernels.triton import activation, kv_write, norm, rotary, rotary_kv
+from taco_kernels.triton.experts import multiply, route
 
 
 class TritonOps:
@@ -12,3 +13,5 @@ class TritonOps:
     rotate = staticmethod(rotary.rotate)
     rotate_and_write_kv = staticmethod(rotary_kv.rotate_and_write_kv)
     write_kv = staticmethod(kv_write.write_kv)
+    route = staticmethod(route.route)
+    multiply_experts = staticmethod(multiply.multiply_experts)

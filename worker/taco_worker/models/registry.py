@@ -19,6 +19,7 @@ _RECIPE_MODULES = {
     "GPT2LMHeadModel": "gpt2",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "OPTForCausalLM": "opt",
     "Qwen2ForCausalLM": "qwen2",
 }

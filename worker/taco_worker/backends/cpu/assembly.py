@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,8 +12,11 @@ from torch import Tensor
 from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.cpu import program as abi
 from taco_kernels.cpu.attention import attention_struct
+from taco_kernels.cpu.experts import gated_activation
 from taco_kernels.cpu.kv_cache import PagedKV
 from taco_kernels.cpu.matmul import ACTIVATIONS
+from taco_kernels.cpu.routing import router_struct
+from taco_kernels.cpu.structs import ExpertProduct
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference.rotary import ROTARY_STYLES
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
@@ -19,6 +24,7 @@ from taco_worker.backends.cpu.lowered_ops import LoweredOp
 from taco_worker.layers.attention import attention_options
 from taco_worker.layers.rotary import cos_sin_table
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.ops.experts import Experts
 from taco_worker.models.plan.slices import Slice
 
 
@@ -80,6 +86,8 @@ class Assembly:
             eps=lowered.eps,
             weight=self._vector(lowered.weight),
             bias=self._vector(lowered.bias) if lowered.kind == "norm" else None,
+            ids=self._columns(lowered.ids),
+            weights=self._columns(lowered.weights),
             group=lowered.group,
             weight_step=lowered.weight_step,
             rotary_dim=lowered.rotary_dim,
@@ -99,11 +107,27 @@ class Assembly:
             options = attention_options(lowered.attend, self._weights.vectors)
             self._options.append(options)
             op.attention = attention_struct(lowered.index, lowered.attend.num_heads, options)
+        if lowered.route is not None:
+            op.router = router_struct(lowered.route.router)
+            op.bias = self._vector(lowered.route.bias)
+        if lowered.experts is not None:
+            op.experts = self._expert_product(lowered.experts)
         if lowered.kind == "restrict_rows":
             live = np.array([self._indices[name] for name in lowered.live], dtype=np.int32)
             self._live.append(live)
             op.live, op.num_live = live.ctypes.data, live.size
         return op
+
+    def _expert_product(self, op: Experts) -> ExpertProduct:
+        """The product without a step's rows, outputs and scratch."""
+        gate_up, down = (self._weights.experts[name].structs for name in (op.gate_up, op.down))
+        return ExpertProduct(
+            top_k=op.ids.size,
+            num_experts=op.num_experts,
+            gate_up=ctypes.addressof(gate_up),
+            down=ctypes.addressof(down),
+            activation=gated_activation(op.activation, limit=op.limit or 0.0),
+        )
 
     def _columns(self, part: Slice | None) -> abi.Columns:
         if part is None:

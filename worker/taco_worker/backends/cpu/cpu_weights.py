@@ -7,12 +7,14 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from taco_kernels.cpu.experts import PackedExperts
 from taco_kernels.cpu.matmul import PackedMatrix
 from taco_kernels.library import CpuKernels
 from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.embed import Embed
+from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.linear import Linear
 
 _STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,13 +28,14 @@ _MATRIX_TYPES: dict[torch.dtype, MatrixType] = {
 class CpuWeights:
     """A `WeightSink` for the CPU kernels.
 
-    Matrices are packed; norms and biases become float32. If the LM head is tied to the embeddings
-    and holds the same numbers, embeddings are read from it; otherwise they stay in the mapped file.
+    Matrices are packed, and quantized except for those of routers; norms and biases become
+    float32. If the LM head is tied to the embeddings and holds the same numbers, embeddings are
+    read from it; otherwise they stay in the mapped file.
 
     Attributes:
         program: the plan, lowered for these matrices.
         matrix_dtype: the stored dtype of matrices.
-        matrices, vectors, tables: by parameter.
+        matrices, experts, vectors, tables: by parameter.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class CpuWeights:
         self.device = torch.device("cpu")
         self.matrix_dtype = torch.int8 if quantization == "int8" else dtype
         self.matrices: dict[str, PackedMatrix] = {}
+        self.experts: dict[str, PackedExperts] = {}
         self.vectors: dict[str, Tensor] = {}
         self.tables: dict[str, Tensor] = {}
         self._plan = plan
@@ -57,11 +61,26 @@ class CpuWeights:
         self._linear_weights = {op.weight for op in linears}
         self._weight_of_bias = {op.bias: op.weight for op in linears if op.bias is not None}
         self._table_names = {op.table for op in ops if isinstance(op, Embed)}
-        kind = _MATRIX_TYPES[self.matrix_dtype]
-        self.program: LoweredProgram = lower_plan(plan, dict.fromkeys(self._linear_weights, kind))
+        mixtures = [op for op in ops if isinstance(op, Experts)]
+        self._gated_experts = {op.gate_up for op in mixtures}
+        self._expert_weights = {name for op in mixtures for name in (op.gate_up, op.down)}
+        self._experts_of_bias = {
+            bias: weight
+            for op in mixtures
+            for bias, weight in ((op.gate_up_bias, op.gate_up), (op.down_bias, op.down))
+            if bias is not None
+        }
+        logits = {op.logits for op in ops if isinstance(op, Route)}
+        self._router_weights = {op.weight for op in linears if op.out in logits}
+        names = self._linear_weights | self._expert_weights
+        types = {name: _MATRIX_TYPES[self._dtype_of(name)] for name in names}
+        self.program: LoweredProgram = lower_plan(plan, types)
 
     def put(self, parameter: str, start: int, rows: Tensor, expert: int | None) -> None:
         rows = (rows if rows.dtype in _STORED_DTYPES else rows.float()).contiguous()
+        if expert is not None:
+            self._put_expert(parameter, start, rows, expert)
+            return
         if parameter in self._linear_weights:
             self._matrix(parameter).pack(self._kernels, rows, start)
         if parameter in self._table_names:
@@ -75,11 +94,17 @@ class CpuWeights:
             vector = self.vectors.setdefault(parameter, torch.empty(shape))
             vector[start : start + rows.shape[0]] = rows
 
+    def _put_expert(self, parameter: str, start: int, rows: Tensor, expert: int) -> None:
+        if parameter in self._expert_weights:
+            self._experts(parameter).pack(self._kernels, expert, rows, start)
+        else:
+            self._experts(self._experts_of_bias[parameter]).set_bias(expert, rows, start)
+
     @property
     def nbytes(self) -> int:
         """Memory of the weights without embeddings, of which only used rows are read."""
-        matrices = sum(matrix.nbytes for matrix in self.matrices.values())
-        return matrices + sum(vector.nbytes for vector in self.vectors.values())
+        kinds = (self.matrices, self.experts, self.vectors)
+        return sum(one.nbytes for kind in kinds for one in kind.values())
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings, float32 [num_rows, embedding_size], of token ids [num_rows]."""
@@ -92,5 +117,15 @@ class CpuWeights:
         if parameter not in self.matrices:
             n, k = self._plan.parameters[parameter].shape
             gated = parameter in self.program.gated
-            self.matrices[parameter] = PackedMatrix(n, k, self.matrix_dtype, gated=gated)
+            self.matrices[parameter] = PackedMatrix(n, k, self._dtype_of(parameter), gated=gated)
         return self.matrices[parameter]
+
+    def _experts(self, parameter: str) -> PackedExperts:
+        if parameter not in self.experts:
+            count, n, k = self._plan.parameters[parameter].shape
+            gated = parameter in self._gated_experts
+            self.experts[parameter] = PackedExperts(count, n, k, self.matrix_dtype, gated=gated)
+        return self.experts[parameter]
+
+    def _dtype_of(self, parameter: str) -> torch.dtype:
+        return self.dtype if parameter in self._router_weights else self.matrix_dtype

@@ -12,6 +12,7 @@ from typing import Literal
 
 from taco_worker.models.plan.ops.activation import ActivationKind
 from taco_worker.models.plan.ops.attend import Attend
+from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.norm import NormKind
 from taco_worker.models.plan.ops.rope import RopeStyle
 from taco_worker.models.plan.slices import Slice
@@ -36,6 +37,8 @@ OpKind = Literal[
     "write_kv",
     "attend",
     "restrict_rows",
+    "route",
+    "experts",
 ]
 Epilogue = Literal["store", "add", "gate_mul"]
 # These run over all rows of a step at once; the others row by row.
@@ -72,6 +75,10 @@ class LoweredOp:
     factor: float = 0.0
     index: int = 0
     attend: Attend | None = None
+    route: Route | None = None
+    experts: Experts | None = None
+    ids: Slice | None = None
+    weights: Slice | None = None
     live: tuple[str, ...] = ()
     is_final: bool = False
 
@@ -80,13 +87,19 @@ class LoweredOp:
         parts = [part for part in (self.x, self.y) if part is not None]
         if self.out is not None and (self.adds or self.epilogue == "add"):
             parts.append(self.out)
-        return tuple(parts)
+        return (*parts, *self._choice) if self.kind == "experts" else tuple(parts)
 
     @property
     def writes(self) -> tuple[Slice, ...]:
         if self.kind in _IN_PLACE:
             return () if self.x is None else (self.x,)
+        if self.kind == "route":
+            return self._choice
         return () if self.out is None else (self.out,)
+
+    @property
+    def _choice(self) -> tuple[Slice, ...]:
+        return tuple(part for part in (self.ids, self.weights) if part is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from taco_worker.models.plan.ops.activation import Activation, ActivationKind
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
 from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
 from taco_worker.models.plan.ops.embed import Embed
+from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.linear import Linear
 from taco_worker.models.plan.ops.norm import Norm
 from taco_worker.models.plan.ops.op import Op
@@ -149,6 +150,13 @@ class _Lowering:
                 self._emit(LoweredOp(kind="clip", x=op.x, factor=op.limit))
             case Gate():
                 self._emit(LoweredOp(kind="gate", x=op.x, y=op.gate))
+            case Route():
+                route = LoweredOp(
+                    kind="route", x=op.logits, ids=op.ids, weights=op.weights, route=op
+                )
+                self._emit(route)
+            case Experts():
+                self._experts(op)
             case _:
                 raise ValueError(f"the CPU kernels have no {type(op).__name__}")
 
@@ -252,6 +260,21 @@ class _Lowering:
             op.out,
         )
 
+    def _experts(self, op: Experts) -> None:
+        x = self._encoded(op.x, self._types[op.gate_up])
+        target = self._take_sum(op.out)
+        self._emit(
+            LoweredOp(
+                kind="experts",
+                x=x,
+                out=target or op.out,
+                adds=target is not None,
+                ids=op.ids,
+                weights=op.weights,
+                experts=op,
+            )
+        )
+
     def _restrict(self, *, is_final: bool) -> None:
         self._emit(LoweredOp(kind="restrict_rows", is_final=is_final))
 
@@ -292,11 +315,17 @@ class _Lowering:
     def _operand_type(self, part: Slice) -> MatrixType:
         """The operands that can stand for `part`: products of one type are its only readers."""
         readers = self._readers(part, self._index + 1)
-        kinds = {
-            self._types[op.weight] if isinstance(op, Linear) and op.x == part else "f32"
-            for op in readers
-        }
+        kinds = {self._type_of_factor(op, part) for op in readers}
         return kinds.pop() if len(kinds) == 1 else "f32"
+
+    def _type_of_factor(self, op: Op, part: Slice) -> MatrixType:
+        """The operands as which `op` reads `part`."""
+        match op:
+            case Linear(x=x, weight=weight) if x == part:
+                return self._types[weight]
+            case Experts(x=x, gate_up=gate_up) if x == part:
+                return self._types[gate_up]
+        return "f32"
 
     def _readers(self, part: Slice, start: int) -> list[Op]:
         """The ops from `start` on that read the current values of `part`."""

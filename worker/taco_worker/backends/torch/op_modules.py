@@ -21,6 +21,7 @@ from taco_worker.models.plan.ops.activation import Activation
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
 from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
 from taco_worker.models.plan.ops.embed import Embed
+from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.linear import Linear as LinearOp
 from taco_worker.models.plan.ops.norm import Norm
 from taco_worker.models.plan.ops.rope import Rope
@@ -182,6 +183,42 @@ class ActivationModule(OpModule):
             step.write(self.op.out, activate(x, self.op.kind))
 
 
+class RouteModule(OpModule):
+    def __init__(self, op: Route, parameters: Parameters, ops: LayerOps) -> None:
+        super().__init__()
+        self.op, self.ops = op, ops
+        self.bias = None if op.bias is None else parameters[op.bias]
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        ids, weights = self.ops.route(step.read(self.op.logits), self.op.router, self.bias)
+        step.write(self.op.ids, ids)
+        step.write(self.op.weights, weights)
+
+
+class ExpertsModule(OpModule):
+    def __init__(self, op: Experts, parameters: Parameters, ops: LayerOps) -> None:
+        super().__init__()
+        self.op, self.ops = op, ops
+        self.gate_up, self.down = parameters[op.gate_up], parameters[op.down]
+        self.gate_up_bias = None if op.gate_up_bias is None else parameters[op.gate_up_bias]
+        self.down_bias = None if op.down_bias is None else parameters[op.down_bias]
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        op = self.op
+        out = self.ops.multiply_experts(
+            step.read(op.x),
+            step.read(op.ids),
+            step.read(op.weights),
+            self.gate_up,
+            self.down,
+            activation=op.activation,
+            limit=op.limit or 0.0,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias,
+        )
+        step.write(op.out, out)
+
+
 class ColumnsModule(OpModule):
     """Changes columns in place."""
 
@@ -233,6 +270,10 @@ def make_module(
             return AttendModule(op, entries[op.entry], parameters, backend)
         case Activation():
             return ActivationModule(op, ops)
+        case Route():
+            return RouteModule(op, parameters, ops)
+        case Experts():
+            return ExpertsModule(op, parameters, ops)
         case Add() | Scale() | Cap() | Clip() | Gate():
             return ColumnsModule(op)
         case _:

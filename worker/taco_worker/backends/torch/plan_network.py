@@ -14,6 +14,7 @@ from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
 from taco_worker.layers.ops import LayerOps
 from taco_worker.layers.rotary import cos_sin_table
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.ops.experts import Route
 from taco_worker.models.plan.slices import Slice
 
 
@@ -63,11 +64,14 @@ class PlanNetwork(nn.Module):
         self.device = device
         self.kept_layers: tuple[int, ...] = ()
         first_on_host = plan.num_layers - num_host_layers
+        # Few choices would survive the rounding of this sum of scores and bias.
+        choice_biases = {op.bias for op in plan.ops if isinstance(op, Route)}
         self.by_name: dict[str, nn.Parameter] = {}
         for name, parameter in plan.parameters.items():
             is_on_host = name.startswith("layers.") and int(name.split(".")[1]) >= first_on_host
             place = torch.device("cpu") if is_on_host else device
-            values = torch.empty(parameter.shape, dtype=dtype, device=place)
+            values_dtype = torch.float32 if name in choice_biases else dtype
+            values = torch.empty(parameter.shape, dtype=values_dtype, device=place)
             self.by_name[name] = nn.Parameter(values, requires_grad=False)
 
         def sequence(part: tuple[TorchOp, ...]) -> OpSequence:

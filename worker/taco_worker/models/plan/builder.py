@@ -115,10 +115,15 @@ class PlanBuilder:
         shape: Shape,
         sources: Sequence[Source],
         *,
+        others: Sequence[Sequence[Source]] = (),
         initial: float | None = None,
     ) -> str:
-        """Declare a parameter of the current layer and return its full name."""
-        return self._declare(name, shape, [sources], None, initial)
+        """Declare a parameter of the current layer and return its full name.
+
+        Args:
+            others: further layouts; a checkpoint has one of them.
+        """
+        return self._declare(name, shape, [sources, *others], None, initial)
 
     def experts(
         self,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from taco_kernels.router import GroupScore, RouterKind
 from taco_worker.models.plan.builder import Module, PlanBuilder
 from taco_worker.models.plan.ops.activation import Activation, ActivationKind
 from taco_worker.models.plan.ops.elementwise import Add, Gate
-from taco_worker.models.plan.ops.experts import Experts, GroupScore, Route, RouteKind
+from taco_worker.models.plan.ops.experts import Experts, Route
+from taco_worker.models.plan.ops.linear import Linear
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.plan.slices import Slice
 
@@ -73,7 +75,7 @@ class MoeSpec:
 
     Attributes:
         size: intermediate size of an expert.
-        router: module of the router's linear layer.
+        router: modules of the router's linear layer; a checkpoint has one of them.
         gate_up, down: tensors of the experts; alternatives are other layouts of a checkpoint.
         correction_bias: stored tensor of `Route.bias`.
         shared: an MLP that every token passes.
@@ -84,9 +86,9 @@ class MoeSpec:
     top_k: int
     size: int
     activation: ActivationKind
-    kind: RouteKind
+    kind: RouterKind
     renormalize: bool
-    router: str
+    router: Sequence[str]
     gate_up: Sequence[Sequence[Source]]
     down: Sequence[Sequence[Source]]
     router_bias: bool = False
@@ -106,10 +108,7 @@ class MoeSpec:
 def moe(b: PlanBuilder, x: Slice, spec: MoeSpec) -> Slice:
     """A mixture of experts of `x`; its output is as wide as the stream."""
     count, top_k, size, width = spec.num_experts, spec.top_k, spec.size, b.stream.size
-    router = [Module(spec.router, count)]
-    logits = b.linear(
-        x, "moe.router", router, bias=spec.router_bias, out=b.buffer("router_logits", count)
-    )
+    logits = _router_logits(b, x, spec)
     ids, weights = b.buffer("expert_ids", top_k), b.buffer("expert_weights", top_k)
     bias = None
     if spec.correction_bias is not None:
@@ -157,16 +156,41 @@ def moe(b: PlanBuilder, x: Slice, spec: MoeSpec) -> Slice:
     return out
 
 
-def expert_modules(
-    prefix: str, size: int, hidden_size: int, names: tuple[str, str, str]
-) -> tuple[list[Source], list[Source]]:
-    """Sources of gate_up and down where each expert has the modules gate, up and down.
+def expert_layouts(
+    experts: str,
+    size: int,
+    hidden_size: int,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    *,
+    stacked: str = "model.layers.{layer}.mlp.experts",
+) -> tuple[list[list[Source]], list[list[Source]]]:
+    """Layouts of gate_up and of down: each expert's modules gate, up and down, or 3-D tensors.
 
     Args:
-        prefix: contains `{expert}`.
+        experts: module of the experts one by one.
+        names: of an expert's modules.
+        stacked: module of the 3-D tensors that transformers 5 saves.
     """
-    gate, up, down = (f"{prefix}.{name}.weight" for name in names)
-    return [Source(gate, 0, size), Source(up, size, size)], [Source(down, 0, hidden_size)]
+    gate, up, down = (f"{experts}.{{expert}}.{name}.weight" for name in names)
+    gate_up = [Source(gate, 0, size), Source(up, size, size)]
+    return (
+        [gate_up, [Source(f"{stacked}.gate_up_proj", 0, 2 * size)]],
+        [[Source(down, 0, hidden_size)], [Source(f"{stacked}.down_proj", 0, hidden_size)]],
+    )
+
+
+def _router_logits(b: PlanBuilder, x: Slice, spec: MoeSpec) -> Slice:
+    count = spec.num_experts
+
+    def declare(kind: str, shape: tuple[int, ...], initial: float | None = None) -> str:
+        first, *others = [[Source(f"{module}.{kind}", 0, count)] for module in spec.router]
+        return b.parameter(f"moe.router.{kind}", shape, first, others=others, initial=initial)
+
+    weight = declare("weight", (count, x.size))
+    bias = declare("bias", (count,), 0.0) if spec.router_bias else None
+    logits = b.buffer("router_logits", count)
+    b.add(Linear(x, logits, weight, bias))
+    return logits
 
 
 def _expert_bias(

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "attention/kv_cache.h"
+#include "experts/expert_args.h"
 #include "matmul/matrix.h"
 
 // Rows of an embedding table as the checkpoint stores them; read in place, never copied as a whole.
@@ -46,6 +47,8 @@ enum class OpKind : int32_t {
     write_kv = 13,
     attend = 14,
     restrict_rows = 15,
+    route = 16,
+    experts = 17,
 };
 
 // One op. x and y are inputs, out is the output; the comments name the fields that each kind reads.
@@ -62,7 +65,7 @@ struct Op {
     Activation activation;  // of linear, and of the op activation
     bool is_gated;          // activation: x holds gate and up
     // norm: of groups of `group` columns. weight is [group] or, if weight_step is `group`,
-    // [columns]; both may be null.
+    // [columns]; both may be null. route: the bias of the choice.
     NormKind norm;
     float eps;
     const float* weight;
@@ -83,6 +86,11 @@ struct Op {
     const int32_t* live;
     int64_t num_live;
     bool is_final;
+    // route: of the logits x; writes the expert ids, which are int32, and their weights.
+    Router router;
+    // experts: of x; the step sets rows, ids, weights, out and scratch. `adds` to out.
+    ExpertProduct experts;
+    Columns ids, weights;
 };
 
 // Consecutive ops that run chunk by chunk, or one op over all rows.

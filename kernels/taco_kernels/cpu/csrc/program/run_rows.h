@@ -27,11 +27,12 @@ void share_rows(Thread& thread, int64_t rows, Body body) {
 class RowRun {
 public:
     RowRun(Thread& thread, const Program& program, const Step& step, const RowBuffer* buffers,
-           int64_t begin, int64_t count)
+           void* workspace, int64_t begin, int64_t count)
         : thread_(thread),
           program_(program),
           step_(step),
           buffers_(buffers),
+          workspace_(workspace),
           begin_(begin),
           count_(count) {}
 
@@ -50,6 +51,8 @@ public:
             case OpKind::gate: return gate_columns(op);
             case OpKind::copy: return copy_columns(op);
             case OpKind::keep: return keep(op);
+            case OpKind::route: return route(op);
+            case OpKind::experts: return multiply_experts(op);
             default: return;
         }
     }
@@ -122,16 +125,46 @@ private:
 
     void linear(const Op& op) const {
         const bool as_operands = program_.buffers[op.out.buffer].type == DType::bf16;
-        const Rows rows =
-            op.matrix.type == DType::f32
-                ? Rows{count_, floats_of(op.x, 0), buffers_[op.x.buffer].float_stride(), nullptr}
-                : Rows{count_, bytes_of(op.x, 0), padded_k(op.matrix.type, op.matrix.k),
-                       scale_of(op.x, 0)};
+        const Rows rows = factors(op.x, op.matrix);
         void* out = as_operands ? static_cast<void*>(bytes_of(op.out, 0)) : floats_of(op.out, 0);
         const int64_t stride = as_operands ? padded_k(DType::bf16, op.out.size)
                                            : buffers_[op.out.buffer].float_stride();
         kernels().multiply(thread_, Product{rows, op.matrix, op.epilogue, op.activation, out,
                                             stride, as_operands});
+    }
+
+    // The columns as the left factor of a product with `matrix`.
+    Rows factors(const Columns& x, const Matrix& matrix) const {
+        if (matrix.type == DType::f32) {
+            return {count_, floats_of(x, 0), buffers_[x.buffer].float_stride(), nullptr};
+        }
+        return {count_, bytes_of(x, 0), padded_k(matrix.type, matrix.k), scale_of(x, 0)};
+    }
+
+    // Expert ids are int32 in a buffer of floats.
+    int32_t* ids_of(const Op& op) const { return reinterpret_cast<int32_t*>(floats_of(op.ids, 0)); }
+    int64_t stride_of(const Columns& columns) const {
+        return buffers_[columns.buffer].float_stride();
+    }
+
+    void route(const Op& op) const {
+        kernels().route(thread_, Routing{op.router, count_, floats_of(op.x, 0), stride_of(op.x),
+                                         op.bias, ids_of(op), stride_of(op.ids),
+                                         floats_of(op.weights, 0), stride_of(op.weights)});
+    }
+
+    void multiply_experts(const Op& op) const {
+        ExpertProduct product = op.experts;
+        product.rows = factors(op.x, *product.gate_up);
+        product.ids = ids_of(op);
+        product.ids_stride = stride_of(op.ids);
+        product.weights = floats_of(op.weights, 0);
+        product.weights_stride = stride_of(op.weights);
+        product.out = floats_of(op.out, 0);
+        product.out_stride = stride_of(op.out);
+        product.adds = op.adds;
+        product.scratch = workspace_;
+        kernels().multiply_experts(thread_, product);
     }
 
     void rotate(const Op& op) const {
@@ -223,6 +256,7 @@ private:
     const Program& program_;
     const Step& step_;
     const RowBuffer* buffers_;
+    void* const workspace_;
     const int64_t begin_, count_;
 };
 

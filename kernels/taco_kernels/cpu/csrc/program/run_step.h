@@ -76,7 +76,7 @@ private:
 
     void run_chunks(const Stage& stage) {
         for_chunks(rows_, [&](int64_t begin, int64_t count) {
-            const RowRun rows(thread_, program_, step_, buffers_, begin, count);
+            const RowRun rows(thread_, program_, step_, buffers_, scratch_.workspace, begin, count);
             for (int64_t i = 0; i < stage.count; ++i) rows.run(program_.ops[stage.first + i]);
         });
     }
@@ -115,7 +115,7 @@ private:
             attention.out = out.floats(0) + op.out.start;
             attention.out_stride = out.float_stride();
         }
-        attention.workspace = scratch_.attention;
+        attention.workspace = scratch_.workspace;
         kernels().attend(thread_, attention);
     }
 
@@ -199,16 +199,34 @@ inline int64_t attention_bytes(const Program& program, const Step& step, int num
     return most;
 }
 
+// The largest scratch of any mixture of experts.
+inline int64_t experts_bytes(const Program& program, const Step& step) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < program.num_ops; ++i) {
+        const Op& op = program.ops[i];
+        if (op.kind != OpKind::experts) continue;
+        ExpertProduct product = op.experts;
+        product.rows.count = chunk_rows(step.batch.num_tokens);
+        product.rows.stride = product.gate_up->type == DType::f32
+                                  ? row_stride(program.buffers[op.x.buffer].columns)
+                                  : padded_k(product.gate_up->type, product.gate_up->k);
+        most = std::max(most, kernels().experts_scratch_bytes(product));
+    }
+    return most;
+}
+
 inline int64_t forward_bytes(const Program& program, const Step& step, int num_threads) {
     Arena counter(nullptr);
-    ForwardScratch(counter, OPERAND_BYTES, program, step,
-                   attention_bytes(program, step, num_threads));
+    // Attention and experts never run at the same time.
+    ForwardScratch(
+        counter, OPERAND_BYTES, program, step,
+        std::max(attention_bytes(program, step, num_threads), experts_bytes(program, step)));
     return counter.used();
 }
 
 inline void forward(Thread& thread, const Program& program, const Step& step) {
     Arena arena(step.scratch);
-    // The attention workspace comes last: its address does not depend on its size.
+    // The workspace comes last: its address does not depend on its size.
     const ForwardScratch scratch(arena, OPERAND_BYTES, program, step, 0);
     StepRun(thread, program, step, scratch).run();
 }

@@ -65,10 +65,10 @@ struct ForwardScratch {
     int32_t* query_start;  // of a batch in which each output row is a separate sequence
     int32_t* seq_lens;
     int32_t* block_tables;
-    void* attention;  // the attention kernel's own; it comes last: its size varies
+    void* workspace;  // of one kernel at a time; it comes last: its size varies
 
     ForwardScratch(Arena& arena, OperandBytes bytes, const Program& program, const Step& step,
-                   int64_t attention_bytes) {
+                   int64_t workspace_bytes) {
         const int64_t tokens = step.batch.num_tokens, outputs = step.num_outputs;
         for (int64_t i = 0; i < program.num_buffers; ++i) {
             const Buffer& buffer = program.buffers[i];
@@ -79,7 +79,7 @@ struct ForwardScratch {
         query_start = arena.take<int32_t>(outputs + 1);
         seq_lens = arena.take<int32_t>(outputs);
         block_tables = arena.take<int32_t>(outputs * step.batch.block_table_stride);
-        attention = arena.take_bytes(attention_bytes);
+        workspace = arena.take_bytes(workspace_bytes);
     }
 
 private:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
+from taco_kernels.router import GroupScore, Router, RouterKind
 from taco_worker.models.plan.ops.activation import ActivationKind
 from taco_worker.models.plan.ops.op import Op, Shape, optional
 from taco_worker.models.plan.slices import Slice
 
-RouteKind = Literal["softmax", "softmax_topk", "sigmoid", "sparsemixer"]
-GroupScore = Literal["max", "sum_of_two"]
+# The activations that kernels apply between the two products of an expert.
+EXPERT_ACTIVATIONS: tuple[ActivationKind, ...] = (
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "swiglu_clipped",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +36,15 @@ class Route(Op):
         renormalize: weights are divided by their sum.
         scale: factor on the weights.
         jitter: of sparsemixer.
+
+    Raises:
+        ValueError: the fields contradict each other.
     """
 
     logits: Slice
     ids: Slice
     weights: Slice
-    kind: RouteKind
+    kind: RouterKind
     top_k: int
     renormalize: bool
     scale: float = 1.0
@@ -44,6 +53,24 @@ class Route(Op):
     group_score: GroupScore = "max"
     bias: str | None = None
     jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.router  # noqa: B018 - checks the fields
+
+    @property
+    def router(self) -> Router:
+        """The options as kernels take them."""
+        return Router(
+            self.kind,
+            self.logits.size,
+            self.top_k,
+            self.renormalize,
+            self.scale,
+            self.num_groups,
+            self.top_groups,
+            self.group_score,
+            self.jitter,
+        )
 
     @property
     def reads(self) -> tuple[Slice, ...]:
@@ -68,6 +95,10 @@ class Experts(Op):
         gate_up: parameter [num_experts, 2 * intermediate_size, x.size], gate rows first.
         down: parameter [num_experts, out.size, intermediate_size].
         gate_up_bias, down_bias: parameters [num_experts, rows of the matrix], or None.
+        limit: of "swiglu_clipped".
+
+    Raises:
+        ValueError: no kernel has the activation.
     """
 
     x: Slice
@@ -82,6 +113,11 @@ class Experts(Op):
     gate_up_bias: str | None = None
     down_bias: str | None = None
     limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.activation not in EXPERT_ACTIVATIONS:
+            known = ", ".join(EXPERT_ACTIVATIONS)
+            raise ValueError(f"experts with {self.activation} are not supported, only {known}")
 
     @property
     def reads(self) -> tuple[Slice, ...]:
