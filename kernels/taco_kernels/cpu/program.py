@@ -50,6 +50,8 @@ OP_KINDS = (
     "restrict_rows",
     "route",
     "experts",
+    "head_linear",
+    "head_copy",
 )
 _MAX_BUFFERS = 64  # csrc/program/scratch.h
 _TABLE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -63,6 +65,7 @@ class Buffer(Structure):
     _fields_ = (
         ("columns", c_int64),
         ("type", c_int32),
+        ("num_groups", c_int64),
         ("is_local", c_bool),
         ("clears_tail", c_bool),
         ("is_restricted", c_bool),
@@ -107,6 +110,9 @@ class Op(Structure):
         ("experts", ExpertProduct),
         ("ids", Columns),
         ("weights", Columns),
+        ("num_heads", c_int64),
+        ("x_stride", c_int64),
+        ("out_stride", c_int64),
     )
 
 

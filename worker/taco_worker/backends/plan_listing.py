@@ -11,7 +11,6 @@ from math import prod
 from taco_worker.backends.cpu.lowered_ops import LoweredOp, LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.plan.ops.linear import Linear
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.slices import Slice
 
@@ -35,8 +34,8 @@ def list_plan(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
         yield from _part(name, ops, plan)
     yield from _part("final", plan.final, plan)
     yield from _part("logits", plan.logits, plan)
-    linears = [op for op in chain(plan.ops, plan.logits) if isinstance(op, Linear)]
-    types = dict.fromkeys((op.weight for op in linears), matrix_type)
+    matrices = [name for name, parameter in plan.parameters.items() if len(parameter.shape) > 1]
+    types = dict.fromkeys(matrices, matrix_type)
     yield from _list_program(lower_plan(plan, types), matrix_type)
 
 

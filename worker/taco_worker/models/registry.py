@@ -16,6 +16,8 @@ _SIMILAR = 0.9
 Recipe = Callable[[ConfigFields, str], ModelPlan]
 
 _RECIPE_MODULES = {
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
     "GPT2LMHeadModel": "gpt2",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",

@@ -94,7 +94,7 @@ private:
 
     int32_t add_buffer(int64_t columns, DType type, bool is_local, bool is_restricted = false) {
         const bool clears_tail = type == DType::bf16;
-        buffers_.push_back({columns, type, is_local, clears_tail, is_restricted});
+        buffers_.push_back({columns, type, 1, is_local, clears_tail, is_restricted});
         return int32_t(buffers_.size() - 1);
     }
     Columns all(int32_t buffer) const { return {buffer, 0, buffers_[size_t(buffer)].columns}; }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from taco_worker.backends.cpu.lowering import lower_plan
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.elementwise import Add, Scale
-from taco_worker.models.plan.ops.linear import Linear
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.slices import Slice
 from taco_worker.models.registry import find_recipe
@@ -29,7 +28,20 @@ LLAMA = {
 }
 OPT = {**LLAMA, "ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}
 GPT2 = {"vocab_size": 100, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128}
+DEEPSEEK = {
+    **LLAMA,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+}
 CASES = {
+    "DeepseekV3ForCausalLM": DEEPSEEK,
     "LlamaForCausalLM": LLAMA,
     "OPTForCausalLM": OPT,
     "GPT2LMHeadModel": GPT2,
@@ -41,8 +53,8 @@ def plan_of(architecture: str, fields: dict[str, Any]) -> ModelPlan:
 
 
 def lowered(plan: ModelPlan, kind: MatrixType) -> LoweredProgram:
-    linears = [op for op in chain(plan.ops, plan.logits) if isinstance(op, Linear)]
-    return lower_plan(plan, dict.fromkeys((op.weight for op in linears), kind))
+    matrices = [name for name, parameter in plan.parameters.items() if len(parameter.shape) > 1]
+    return lower_plan(plan, dict.fromkeys(matrices, kind))
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -90,6 +102,18 @@ def test_int8_operands_are_encoded_where_no_kernel_writes_them() -> None:
     program = lowered(plan_of("LlamaForCausalLM", LLAMA), "i8")
     encoded = [op.x.buffer for op in program.ops if op.kind == "encode" and op.x is not None]
     assert encoded == ["attended", "inner"] * 3
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_operands_of_heads_are_local_and_grouped(kind: MatrixType) -> None:
+    program = lowered(plan_of("DeepseekV3ForCausalLM", DEEPSEEK), kind)
+    products = [op for op in program.ops if op.kind == "head_linear"]
+    assert len(products) == 2 * 3
+    for op in products:
+        assert (op.y is None) == (kind == "f32")
+        if op.y is not None:
+            buffer = program.buffers[op.y.buffer]
+            assert (buffer.type, buffer.num_groups, buffer.is_local) == (kind, 4, True)
 
 
 def test_the_last_attention_is_restricted_to_the_live_buffers() -> None:

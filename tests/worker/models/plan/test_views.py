@@ -13,6 +13,7 @@ from taco_worker.models.plan.views import (
     EveryRow,
     Flatten,
     GroupedRows,
+    HeadMatrices,
     NormalizeRows,
     PlusOne,
     Rows,
@@ -24,12 +25,13 @@ sizes = st.integers(1, 6)
 
 
 @st.composite
-def views_with_shapes(draw: st.DrawFn) -> tuple[View, tuple[int, int]]:
+def views_with_shapes(draw: st.DrawFn) -> tuple[View, tuple[int, ...]]:
     """A view, and the shape of what it gives."""
     rows, columns = draw(sizes), draw(sizes)
     start, after = draw(st.integers(0, 3)), draw(st.integers(0, 3))
     groups, step = draw(sizes), draw(sizes)
-    cases: list[tuple[View, tuple[int, int]]] = [
+    head_size = start + rows + after
+    cases: list[tuple[View, tuple[int, ...]]] = [
         (Transpose(), (rows, columns)),
         (Rows(start, start + rows + after, rows), (rows, columns)),
         (Columns(start, start + columns + after, columns), (rows, columns)),
@@ -37,13 +39,15 @@ def views_with_shapes(draw: st.DrawFn) -> tuple[View, tuple[int, int]]:
         (EveryRow(min(start, step - 1), step), (rows, columns)),
         (PlusOne(), (rows, columns)),
         (NormalizeRows(), (rows, columns)),
+        (HeadMatrices(head_size, start, rows), (groups, rows, columns)),
+        (HeadMatrices(head_size, start, rows, transposed=True), (groups, columns, rows)),
     ]
     return draw(st.sampled_from(cases))
 
 
 @given(views_with_shapes())
 def test_a_view_of_the_stored_shape_has_the_shape_it_promises(
-    case: tuple[View, tuple[int, int]],
+    case: tuple[View, tuple[int, ...]],
 ) -> None:
     view, shape = case
     stored = torch.randn(view.stored_shape(shape))
@@ -54,6 +58,13 @@ def test_grouped_rows_take_the_same_part_of_each_group() -> None:
     stored = torch.arange(12)[:, None]  # two groups of [q, q, k, k, v, v]
     keys = GroupedRows(2, 6, 2, 2).apply(stored)
     assert keys.flatten().tolist() == [2, 3, 8, 9]
+
+
+def test_head_matrices_take_the_same_rows_of_each_head() -> None:
+    stored = torch.arange(12).view(6, 2)  # two heads of [key, value, value]
+    assert HeadMatrices(3, 0, 1, transposed=True).apply(stored).tolist() == [[[0], [1]], [[6], [7]]]
+    values = [[[2, 3], [4, 5]], [[8, 9], [10, 11]]]
+    assert HeadMatrices(3, 1, 2).apply(stored).tolist() == values
 
 
 def test_every_row_splits_alternating_rows() -> None:

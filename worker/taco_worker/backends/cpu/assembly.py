@@ -52,6 +52,7 @@ class Assembly:
             abi.Buffer(
                 columns=buffer.columns,
                 type=abi.BUFFER_TYPES[buffer.type],
+                num_groups=buffer.num_groups,
                 is_local=buffer.is_local,
                 clears_tail=buffer.clears_tail,
                 is_restricted=buffer.is_restricted,
@@ -95,9 +96,14 @@ class Assembly:
             factor=lowered.factor,
             index=lowered.index,
             is_final=lowered.is_final,
+            num_heads=lowered.num_heads,
+            x_stride=lowered.x_stride,
+            out_stride=lowered.out_stride,
         )
         if lowered.matrix is not None:
             op.matrix = self._weights.matrices[lowered.matrix].struct
+        if lowered.kind == "head_linear":
+            op.matrix.n = self._plan.parameters[lowered.matrix or ""].shape[1]  # of one head
         if lowered.table is not None:
             self._set_table(op, lowered.table)
         if lowered.rope_table is not None:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.experts import PackedExperts
-from taco_kernels.cpu.matmul import PackedMatrix
+from taco_kernels.cpu.matmul import PANEL, PackedMatrix
 from taco_kernels.library import CpuKernels
 from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
-from taco_worker.models.plan.ops.linear import Linear
+from taco_worker.models.plan.ops.linear import HeadLinear, Linear
 
 _STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MATRIX_TYPES: dict[torch.dtype, MatrixType] = {
@@ -59,6 +59,7 @@ class CpuWeights:
         ops = list(chain(plan.ops, plan.logits))
         linears = [op for op in ops if isinstance(op, Linear)]
         self._linear_weights = {op.weight for op in linears}
+        self._head_weights = {op.weight for op in ops if isinstance(op, HeadLinear)}
         self._weight_of_bias = {op.bias: op.weight for op in linears if op.bias is not None}
         self._table_names = {op.table for op in ops if isinstance(op, Embed)}
         mixtures = [op for op in ops if isinstance(op, Experts)]
@@ -72,7 +73,7 @@ class CpuWeights:
         }
         logits = {op.logits for op in ops if isinstance(op, Route)}
         self._router_weights = {op.weight for op in linears if op.out in logits}
-        names = self._linear_weights | self._expert_weights
+        names = self._linear_weights | self._head_weights | self._expert_weights
         types = {name: _MATRIX_TYPES[self._dtype_of(name)] for name in names}
         self.program: LoweredProgram = lower_plan(plan, types)
 
@@ -80,6 +81,9 @@ class CpuWeights:
         rows = (rows if rows.dtype in _STORED_DTYPES else rows.float()).contiguous()
         if expert is not None:
             self._put_expert(parameter, start, rows, expert)
+            return
+        if parameter in self._head_weights:
+            self._pack_heads(parameter, start, rows)
             return
         if parameter in self._linear_weights:
             self._matrix(parameter).pack(self._kernels, rows, start)
@@ -112,6 +116,15 @@ class CpuWeights:
         if name in self.tables:
             return self.tables[name][token_ids].float()
         return self.matrices[name].rows(token_ids).float()
+
+    def _pack_heads(self, parameter: str, first: int, heads: Tensor) -> None:
+        """Pack heads [count, out, in] one after another, each in whole panels."""
+        num_heads, n, k = self._plan.parameters[parameter].shape
+        padded = -(-n // PANEL) * PANEL
+        if parameter not in self.matrices:
+            self.matrices[parameter] = PackedMatrix(num_heads * padded, k, self.matrix_dtype)
+        for head, rows in enumerate(heads, first):
+            self.matrices[parameter].pack(self._kernels, rows, head * padded)
 
     def _matrix(self, parameter: str) -> PackedMatrix:
         if parameter not in self.matrices:

@@ -39,6 +39,8 @@ OpKind = Literal[
     "restrict_rows",
     "route",
     "experts",
+    "head_linear",
+    "head_copy",
 ]
 Epilogue = Literal["store", "add", "gate_mul"]
 # These run over all rows of a step at once; the others row by row.
@@ -81,10 +83,14 @@ class LoweredOp:
     weights: Slice | None = None
     live: tuple[str, ...] = ()
     is_final: bool = False
+    num_heads: int = 0
+    x_stride: int = 0
+    out_stride: int = 0
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        parts = [part for part in (self.x, self.y) if part is not None]
+        inputs = (self.x,) if self.kind == "head_linear" else (self.x, self.y)
+        parts = [part for part in inputs if part is not None]
         if self.out is not None and (self.adds or self.epilogue == "add"):
             parts.append(self.out)
         return (*parts, *self._choice) if self.kind == "experts" else tuple(parts)
@@ -95,7 +101,8 @@ class LoweredOp:
             return () if self.x is None else (self.x,)
         if self.kind == "route":
             return self._choice
-        return () if self.out is None else (self.out,)
+        outputs = (self.out, self.y) if self.kind == "head_linear" else (self.out,)
+        return tuple(part for part in outputs if part is not None)
 
     @property
     def _choice(self) -> tuple[Slice, ...]:
@@ -108,6 +115,7 @@ class LoweredBuffer:
 
     Attributes:
         type: "f32": floats; otherwise operands of a matrix of that type.
+        num_groups: operands: groups of `columns` in a row, each with its scale.
         is_local: it is written and read inside one stage, and holds a chunk of rows.
         clears_tail: kernels write its columns but not their padding.
         is_restricted: live at a `restrict_rows` op.
@@ -115,6 +123,7 @@ class LoweredBuffer:
 
     columns: int
     type: MatrixType
+    num_groups: int
     is_local: bool
     clears_tail: bool
     is_restricted: bool

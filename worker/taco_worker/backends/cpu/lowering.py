@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from taco_worker.backends.cpu.head_products import lower_head_copy, lower_head_linear
+from taco_worker.backends.cpu.logits_head import LogitsHead
 from taco_worker.backends.cpu.lowered_ops import (
     Epilogue,
     LoweredBuffer,
@@ -27,7 +29,7 @@ from taco_worker.models.plan.ops.attend import Attend, WriteKV
 from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
-from taco_worker.models.plan.ops.linear import Linear
+from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear, Linear
 from taco_worker.models.plan.ops.norm import Norm
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.ops.rope import Rope
@@ -53,11 +55,16 @@ def lower_plan(plan: ModelPlan, types: Mapping[str, MatrixType]) -> LoweredProgr
     restricted = {name for op in ops for name in op.live}
     buffers = {
         name: LoweredBuffer(
-            columns, kind, name in local, name in lowering.has_tail, name in restricted
+            columns,
+            kind,
+            lowering.num_groups.get(name, 1),
+            name in local,
+            name in lowering.has_tail,
+            name in restricted,
         )
         for name, (columns, kind) in lowering.buffers.items()
     }
-    head = _Head(plan)
+    head = LogitsHead(plan)
     return LoweredProgram(
         buffers,
         tuple(ops),
@@ -78,6 +85,7 @@ class _Lowering:
         lowered: the ops so far.
         buffers: columns and type of each buffer that they use.
         has_tail: operand buffers whose padding kernels do not write.
+        num_groups: of buffers whose rows are several rows of operands.
         gated: matrices of gated pairs.
     """
 
@@ -85,6 +93,7 @@ class _Lowering:
         self.lowered: list[LoweredOp] = []
         self.buffers: dict[str, tuple[int, MatrixType]] = {}
         self.has_tail: set[str] = set()
+        self.num_groups: dict[str, int] = {}
         self.gated: set[str] = set()
         self._plan = plan
         self._types = types
@@ -123,6 +132,10 @@ class _Lowering:
                 self._norm(op)
             case Linear():
                 self._linear(op)
+            case HeadLinear():
+                self._head_linear(op)
+            case HeadCopy():
+                self._emit(lower_head_copy(op))
             case Rope():
                 self._rope(op)
             case WriteKV():
@@ -224,6 +237,13 @@ class _Lowering:
             activation=activation,
         )
         self._emit(lowered, out)
+
+    def _head_linear(self, op: HeadLinear) -> None:
+        lowered = lower_head_linear(op, kind := self._types[op.weight])
+        if lowered.y is not None:
+            self.buffers[lowered.y.buffer] = (op.in_size, kind)
+            self.num_groups[lowered.y.buffer] = op.num_heads
+        self._emit(lowered)
 
     def _rope(self, op: Rope) -> None:
         x = op.x
@@ -335,7 +355,7 @@ class _Lowering:
         for op in self._ops[start:]:
             if any(one.overlaps(part) for one in op.reads):
                 readers.append(op)
-            if any(_covers(one, part) for one in op.writes):
+            if any(one.covers(part) for one in op.writes):
                 break
         return readers
 
@@ -356,32 +376,6 @@ class _Lowering:
         return operands
 
 
-class _Head:
-    """The logits ops, of which the kernels run one shape: [projection,] LM head, scale, cap.
-
-    Raises:
-        ValueError: the plan has others.
-    """
-
-    def __init__(self, plan: ModelPlan) -> None:
-        self.projection: str | None = None
-        self.scale, self.cap = 1.0, 0.0
-        matrices: list[str] = []
-        for op in plan.logits:
-            match op:
-                case Linear() if self.scale == 1.0 and not self.cap:
-                    matrices.append(op.weight)
-                case Scale() if not self.cap:
-                    self.scale *= op.factor
-                case Cap() if not self.cap:
-                    self.cap = op.cap
-                case _:
-                    raise ValueError(f"the CPU kernels have no {type(op).__name__} of logits here")
-        *projections, self.matrix = matrices
-        if projections:
-            (self.projection,) = projections
-
-
 def _layer_ends(plan: ModelPlan) -> dict[int, int]:
     """The index of the op after each layer but the last, to the layer."""
     ends: dict[int, int] = {}
@@ -400,12 +394,4 @@ def _continues(rope: Rope, x: Slice, following: Rope) -> bool:
         and (following.head_dim, following.rotary_dim, following.offset)
         == (rope.head_dim, rope.rotary_dim, rope.offset)
         and (following.table, following.style) == (rope.table, rope.style)
-    )
-
-
-def _covers(outer: Slice, inner: Slice) -> bool:
-    return (
-        outer.buffer == inner.buffer
-        and outer.start <= inner.start
-        and inner.start + inner.size <= outer.start + outer.size
     )

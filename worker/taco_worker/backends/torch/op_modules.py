@@ -22,6 +22,7 @@ from taco_worker.models.plan.ops.attend import Attend, WriteKV
 from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
+from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
 from taco_worker.models.plan.ops.linear import Linear as LinearOp
 from taco_worker.models.plan.ops.norm import Norm
 from taco_worker.models.plan.ops.rope import Rope
@@ -60,6 +61,30 @@ class LinearModule(OpModule):
 
     def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
         step.write(self.op.out, self.linear(step.read(self.op.x)))
+
+
+class HeadLinearModule(OpModule):
+    def __init__(self, op: HeadLinear, parameters: Parameters) -> None:
+        super().__init__()
+        self.op = op
+        self.weight = parameters[op.weight]
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        op = self.op
+        x = step.read_heads(op.x, op.num_heads, op.x_stride, op.in_size)
+        product = torch.matmul(x.transpose(0, 1), self.weight.mT)
+        step.write_heads(op.out, op.num_heads, op.out_stride, product.transpose(0, 1))
+
+
+class HeadCopyModule(OpModule):
+    def __init__(self, op: HeadCopy) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        op = self.op
+        x = step.read_heads(op.x, op.num_heads, op.x_stride, op.size)
+        step.write_heads(op.out, op.num_heads, op.out_stride, x)
 
 
 class NormModule(OpModule):
@@ -108,14 +133,13 @@ class RopeModule(OpModule):
 class WriteKVModule(OpModule):
     def __init__(self, op: WriteKV, entry: KVEntry, ops: LayerOps) -> None:
         super().__init__()
-        assert op.value is not None
         self.entry, self.ops = entry, ops
         self.index, self.key, self.value = op.entry, op.key, op.value
 
     def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
         assert tokens is not None
         key = step.heads(self.key, self.entry.key_dim)
-        value = step.heads(self.value, self.entry.value_dim)
+        value = None if self.value is None else step.heads(self.value, self.entry.value_dim)
         cache = tokens.kv_cache.key(self.index), tokens.kv_cache.value(self.index)
         self.ops.write_kv(key, value, *cache, tokens.metadata.kv_slot_mapping)
 
@@ -258,6 +282,10 @@ def make_module(
             return EmbedModule(op, parameters)
         case LinearOp():
             return LinearModule(op, parameters)
+        case HeadLinear():
+            return HeadLinearModule(op, parameters)
+        case HeadCopy():
+            return HeadCopyModule(op)
         case Norm() | AddNorm():
             return NormModule(op, parameters, ops)
         case Rope():

@@ -15,6 +15,9 @@ from taco_worker.layers.ops import LayerOps
 from taco_worker.layers.rotary import cos_sin_table
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.experts import Route
+from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
+from taco_worker.models.plan.ops.norm import Norm
+from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.slices import Slice
 
 
@@ -147,10 +150,19 @@ class PlanNetwork(nn.Module):
 
 def _partly_written(plan: ModelPlan) -> dict[str, int]:
     """Columns of the buffers of which an op writes only a part."""
-    in_place = {part for op in plan.ops for part in op.writes if part in op.reads}
     return {
         part.buffer: plan.buffers[part.buffer]
         for op in plan.ops
         for part in op.writes
-        if part not in in_place and part.start > 0
+        if _writes_a_part(op, part, plan.buffers[part.buffer])
     }
+
+
+def _writes_a_part(op: Op, part: Slice, width: int) -> bool:
+    match op:
+        case HeadLinear() | HeadCopy():
+            return True
+        case Norm() if part == op.x:
+            return part.size < width
+        case _:
+            return part not in op.reads and part.start > 0

@@ -48,14 +48,33 @@ class StepBuffers:
         """[num_tokens, num_heads, head_dim], a view."""
         return self.read(part).unflatten(-1, (-1, head_dim))
 
+    def read_heads(self, part: Slice, num_heads: int, stride: int, size: int) -> Tensor:
+        """[num_tokens, num_heads, size], a view of columns that begin `stride` after another."""
+        return _head_view(self.read(part), num_heads, stride, size)
+
+    def write_heads(self, part: Slice, num_heads: int, stride: int, value: Tensor) -> None:
+        """Store [num_tokens, num_heads, size] in columns that begin `stride` after another."""
+        buffer = self._allocated(part.buffer, self._widths[part.buffer], value)
+        columns = buffer[:, part.start : part.start + part.size]
+        _head_view(columns, num_heads, stride, value.shape[2]).copy_(value)
+
     def write(self, part: Slice, value: Tensor) -> None:
         """Store [num_tokens, part.size]. `value` is kept unless the buffer has other parts."""
         width = self._widths.get(part.buffer)
         if width is None:
             self._buffers[part.buffer] = value
             return
-        buffer = self._buffers.get(part.buffer)
-        if buffer is None or buffer.shape[1] != width:
-            buffer = torch.empty((value.shape[0], width), dtype=value.dtype, device=value.device)
-            self._buffers[part.buffer] = buffer
+        buffer = self._allocated(part.buffer, width, value)
         buffer[:, part.start : part.start + part.size] = value
+
+    def _allocated(self, name: str, width: int, like: Tensor) -> Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[1] != width:
+            buffer = torch.empty((like.shape[0], width), dtype=like.dtype, device=like.device)
+            self._buffers[name] = buffer
+        return buffer
+
+
+def _head_view(columns: Tensor, num_heads: int, stride: int, size: int) -> Tensor:
+    shape = (columns.shape[0], num_heads, size)
+    return columns.as_strided(shape, (columns.stride(0), stride, 1), columns.storage_offset())

@@ -35,5 +35,12 @@ class Slice:
             and other.start < self.start + self.size
         )
 
+    def covers(self, other: Slice) -> bool:
+        return (
+            self.buffer == other.buffer
+            and self.start <= other.start
+            and other.start + other.size <= self.start + self.size
+        )
+
     def __str__(self) -> str:
         return f"{self.buffer}[{self.start}:{self.start + self.size}]"

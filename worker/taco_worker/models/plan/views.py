@@ -90,6 +90,31 @@ class GroupedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadMatrices:
+    """A matrix per head, of the same rows of each head.
+
+    Attributes:
+        head_size: stored rows of a head.
+        start, count: the rows that are taken from each head.
+        transposed: a head's matrix is [columns, count] instead of [count, columns].
+    """
+
+    head_size: int
+    start: int
+    count: int
+    transposed: bool = False
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        num_heads, rows, columns = shape
+        return (num_heads * self.head_size, rows if self.transposed else columns)
+
+    def apply(self, tensor: Any) -> Any:
+        heads = tensor.reshape(-1, self.head_size, tensor.shape[-1])
+        part = heads[:, self.start : self.start + self.count]
+        return part.swapaxes(1, 2) if self.transposed else part
+
+
+@dataclass(frozen=True, slots=True)
 class EveryRow:
     """Every `step`-th row from `start` on, such as gates that alternate with ups."""
 

@@ -2,11 +2,13 @@
 #include "matmul/encode.h"
 #include "matmul/greedy_argmax.h"
 #include "matmul/multiply.h"
+#include "matmul/multiply_heads.h"
 #include "matmul/pack.h"
 
 void TACO_ISA::add_matmul(Kernels& table) {
     table.encode_rows = encode_rows;
     table.multiply = multiply;
+    table.multiply_heads = multiply_heads;
     table.multiply_argmax = multiply_argmax;
     table.pack = pack;
 }

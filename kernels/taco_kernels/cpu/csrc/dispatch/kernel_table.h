@@ -45,6 +45,7 @@ struct Kernels {
     void (*encode_rows)(Thread&, DType type, int64_t count, int64_t k, const float* rows,
                         int64_t stride, void* out, float* scales);
     void (*multiply)(Thread&, const Product&);
+    void (*multiply_heads)(Thread&, const HeadProduct&);
     void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);
     void (*pack)(Thread&, const Packing&);
     void (*route)(Thread&, const Routing&);

@@ -56,6 +56,18 @@ struct Product {
     bool out_is_operand;    // out holds Bf16Operands, else floats
 };
 
+// out[h] = x[h] W[h]^T for each head h of some rows.
+struct HeadProduct {
+    int64_t num_heads, count;
+    const float* x;  // [count] rows; a head's columns begin `x_head_stride` after the last one's
+    int64_t x_stride, x_head_stride;
+    Matrix matrix;   // of the first head, without a bias; the others follow, each in whole panels
+    void* operands;  // [num_heads, count, padded_k], the kernel's own, unless the matrix is f32
+    float* scales;   // int8 only, [num_heads, count], the kernel's own
+    float* out;      // [count] rows of heads of `matrix.n` columns
+    int64_t out_stride, out_head_stride;
+};
+
 // Copies rows of W to consecutive columns of the packed matrix in `data`. Other columns stay
 // unchanged, so that a matrix can be packed from several tensors, and in slices as they are read.
 struct Packing {

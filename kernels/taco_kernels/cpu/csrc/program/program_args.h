@@ -19,6 +19,7 @@ struct Table {
 struct Buffer {
     int64_t columns;     // floats, or operands before padding
     DType type;          // f32: floats; bf16, i8: operands of a matrix of that type
+    int64_t num_groups;  // operands: groups of `columns` in a row, each with its scale
     bool is_local;       // written and read inside one stage
     bool clears_tail;    // kernels write its columns alone: the padding is zeroed before a step
     bool is_restricted;  // among the live buffers of a restrict op
@@ -49,6 +50,8 @@ enum class OpKind : int32_t {
     restrict_rows = 15,
     route = 16,
     experts = 17,
+    head_linear = 18,
+    head_copy = 19,
 };
 
 // One op. x and y are inputs, out is the output; the comments name the fields that each kind reads.
@@ -91,6 +94,10 @@ struct Op {
     // experts: of x; the step sets rows, ids, weights, out and scratch. `adds` to out.
     ExpertProduct experts;
     Columns ids, weights;
+    // head_linear: out[h] = x[h] W[h]^T with the matrix of the first head; y: its operands.
+    // head_copy: `group` columns of each head of x. The columns of a head begin a stride after
+    // those of the one before.
+    int64_t num_heads, x_stride, out_stride;
 };
 
 // Consecutive ops that run chunk by chunk, or one op over all rows.

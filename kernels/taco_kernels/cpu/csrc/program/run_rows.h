@@ -53,6 +53,8 @@ public:
             case OpKind::keep: return keep(op);
             case OpKind::route: return route(op);
             case OpKind::experts: return multiply_experts(op);
+            case OpKind::head_linear: return multiply_heads(op);
+            case OpKind::head_copy: return copy_heads(op);
             default: return;
         }
     }
@@ -228,6 +230,34 @@ private:
     void copy_columns(const Op& op) const {
         share_rows(thread_, count_, [&](int64_t row) {
             std::copy_n(floats_of(op.x, row), op.x.size, floats_of(op.out, row));
+        });
+    }
+
+    void multiply_heads(const Op& op) const {
+        HeadProduct product{};
+        product.num_heads = op.num_heads;
+        product.count = count_;
+        product.x = floats_of(op.x, 0);
+        product.x_stride = buffers_[op.x.buffer].float_stride();
+        product.x_head_stride = op.x_stride;
+        product.matrix = op.matrix;
+        if (op.y.buffer >= 0) {
+            product.operands = buffers_[op.y.buffer].data;  // a local buffer, head after head
+            product.scales = buffers_[op.y.buffer].scales;
+        }
+        product.out = floats_of(op.out, 0);
+        product.out_stride = buffers_[op.out.buffer].float_stride();
+        product.out_head_stride = op.out_stride;
+        kernels().multiply_heads(thread_, product);
+    }
+
+    void copy_heads(const Op& op) const {
+        share_rows(thread_, count_, [&](int64_t row) {
+            const float* x = floats_of(op.x, row);
+            float* out = floats_of(op.out, row);
+            for (int64_t head = 0; head < op.num_heads; ++head) {
+                std::copy_n(x + head * op.x_stride, op.group, out + head * op.out_stride);
+            }
         });
     }
 

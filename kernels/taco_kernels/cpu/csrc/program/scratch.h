@@ -53,7 +53,7 @@ struct RowBuffer {
 
 inline int64_t row_bytes(const Buffer& buffer, OperandBytes bytes) {
     if (buffer.type == DType::f32) return row_stride(buffer.columns) * int64_t(sizeof(float));
-    return padded_k(buffer.type, buffer.columns) * bytes.of(buffer.type);
+    return buffer.num_groups * padded_k(buffer.type, buffer.columns) * bytes.of(buffer.type);
 }
 
 // Most buffers of a program; taco_kernels/cpu/program.py checks it.
@@ -86,7 +86,8 @@ private:
     static RowBuffer take(Arena& arena, const Buffer& buffer, OperandBytes bytes, int64_t rows) {
         const int64_t stride = row_bytes(buffer, bytes);
         char* data = static_cast<char*>(arena.take_bytes(rows * stride));
-        return {data, stride, arena.take<float>(buffer.type == DType::i8 ? rows : 0)};
+        return {data, stride,
+                arena.take<float>(buffer.type == DType::i8 ? rows * buffer.num_groups : 0)};
     }
 };
 

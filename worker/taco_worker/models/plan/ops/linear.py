@@ -46,7 +46,8 @@ class HeadLinear(Op):
     """A separate product for each head: out[h] = x[h] W[h]^T (MLA's absorbed products).
 
     Attributes:
-        x: one group of columns per head, `stride` columns apart and `in_size` wide.
+        x: one group of columns per head, `x_stride` columns apart and `in_size` wide.
+        out: likewise; the columns between the groups stay.
         weight: parameter [num_heads, out_size, in_size].
     """
 
@@ -74,3 +75,38 @@ class HeadLinear(Op):
     @property
     def flops_per_token(self) -> int:
         return 2 * self.num_heads * self.in_size * self.out_size
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCopy(Op):
+    """Copies `size` columns of each head.
+
+    Attributes:
+        x: one group of columns per head, `x_stride` columns apart.
+        out: likewise; the columns between the groups stay.
+    """
+
+    x: Slice
+    out: Slice
+    num_heads: int
+    size: int
+    x_stride: int
+    out_stride: int
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.out,)
+
+
+def head_columns(x: Slice, num_heads: int, stride: int, start: int, size: int) -> Slice:
+    """The columns from those of the first head to those of the last.
+
+    Args:
+        x: heads of `stride` columns each.
+        start, size: the columns of a head.
+    """
+    return x.columns(start, (num_heads - 1) * stride + size)

@@ -1,0 +1,45 @@
+"""The mixtures of experts of DeepSeek V2 and V3."""
+
+from __future__ import annotations
+
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.mlp_block import MoeSpec, expert_layouts, gated_mlp
+
+_MLP = "model.layers.{layer}.mlp"
+
+
+def mixture_of_experts(fields: ConfigFields, architecture: str) -> MoeSpec:
+    """Raises ValueError for routers that the architecture's published code has, but no model."""
+    is_v2 = architecture == "DeepseekV2ForCausalLM"
+    fields.only("moe_layer_freq", 1)
+    if is_v2:
+        fields.only("scoring_func", "softmax")
+        fields.only("topk_method", "greedy", "group_limited_greedy")
+        fields.only("norm_topk_prob", False)
+    else:
+        fields.only("scoring_func", "sigmoid")
+        fields.only("topk_method", "noaux_tc")
+    has_groups = not is_v2 or fields.get("topk_method") == "group_limited_greedy"
+    size, hidden_size = fields.size("moe_intermediate_size"), fields.size("hidden_size")
+    activation = fields.activation("hidden_act", default="silu")
+    gate_up, down = expert_layouts(f"{_MLP}.experts", size, hidden_size)
+    shared = fields.optional_size("n_shared_experts")
+    return MoeSpec(
+        fields.size("n_routed_experts"),
+        fields.size("num_experts_per_tok"),
+        size,
+        activation,
+        "softmax" if is_v2 else "sigmoid",
+        renormalize=fields.flag("norm_topk_prob", default=not is_v2),
+        router=(f"{_MLP}.gate",),
+        gate_up=gate_up,
+        down=down,
+        correction_bias=None if is_v2 else f"{_MLP}.gate.e_score_correction_bias",
+        scale=fields.positive("routed_scaling_factor", default=1.0 if is_v2 else 2.5),
+        num_groups=fields.size("n_group", default=1) if has_groups else 1,
+        top_groups=fields.size("topk_group", default=1) if has_groups else 1,
+        group_score="max" if is_v2 else "sum_of_two",
+        shared=None
+        if shared is None
+        else gated_mlp(f"{_MLP}.shared_experts", shared * size, hidden_size, activation),
+    )
