@@ -62,6 +62,11 @@ class PagedRunner:
         logits = self.logits_at(chunks, rows)
         return dict(zip(chunks, logits.split(query_lens), strict=True))
 
+    def share_prefix(self, name: str, source: str, num_blocks: int) -> None:
+        """A new sequence begins with the first blocks of another, whose tokens it shares."""
+        self._block_tables[name] = self._block_tables[source][:num_blocks]
+        self._seq_lens[name] = num_blocks * self._block_size
+
     @torch.inference_mode()
     def logits_at(self, chunks: Mapping[str, Sequence[int]], rows: IntArray) -> Tensor:
         """The same for some of the pass's tokens only, [num_rows, vocab]."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from support.architectures.variant import Oracle, Variant, token_sequences
 from support.architectures.variants import VARIANTS
+from support.cpu_kernels import NATIVE
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
@@ -79,6 +80,20 @@ def test_greedy_tokens(variant: Variant, path: Path, serves: str) -> None:
     assert tokens == variant.reference(path).greedy(prompt, 8)
 
 
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+def test_sequences_share_the_latent_vectors_of_a_prefix(
+    variant: Variant, path: Path, serves: str
+) -> None:
+    first, other = token_sequences((40, 40), seed=2)
+    second = [*first[:32], *other[32:]]
+    runner = PagedRunner(load_step_model(path, serves), block_size=16)
+    runner.step({"a": first})
+    runner.share_prefix("b", "a", 2)
+    actual = runner.step({"b": second[32:]})["b"]
+    (expected,) = variant.reference(path)([second])
+    torch.testing.assert_close(actual, expected[32:], atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("float32", None), ("bfloat16", None), ("bfloat16", "int8")]
 )
@@ -101,10 +116,13 @@ def test_bits_do_not_depend_on_neighbours_and_chunks(
             assert torch.equal(other[name], logits)
 
 
+@pytest.mark.parametrize("serves", NATIVE)
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_low_precision_is_close(variant: Variant, path: Path, quantization: str | None) -> None:
-    """A loose bound that a head's wrong columns or scales exceed."""
-    model = load_step_model(path, "kernels", dtype="bfloat16", quantization=quantization)
+def test_low_precision_is_close(
+    variant: Variant, path: Path, quantization: str | None, serves: str
+) -> None:
+    """A loose bound that a head's wrong columns or scales exceed, with every instruction set."""
+    model = load_step_model(path, serves, dtype="bfloat16", quantization=quantization)
     (ids,) = token_sequences((40,))
     actual = PagedRunner(model).step({"a": ids})["a"]
     (expected,) = variant.reference(path)([ids])

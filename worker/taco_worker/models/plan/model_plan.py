@@ -10,7 +10,7 @@ from math import prod
 
 from taco_kernels.kv_entry import KVEntry, elements_per_token
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
-from taco_worker.models.plan.ops.linear import HeadLinear
+from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.ops.rope import Rope
 from taco_worker.models.plan.parameters import Parameter
@@ -152,9 +152,10 @@ def _check_op(plan: ModelPlan, op: Op, written: set[str]) -> None:
             end = op.offset + op.rotary_dim
             if table.rotary_dim != op.rotary_dim or end > op.head_dim or op.x.size % op.head_dim:
                 raise ValueError(f"{op} does not fit {table}")
-        case HeadLinear():
+        case HeadLinear() | HeadCopy():
+            sizes = (op.size, op.size) if isinstance(op, HeadCopy) else (op.in_size, op.out_size)
             last = op.num_heads - 1
-            ends = last * op.x_stride + op.in_size, last * op.out_stride + op.out_size
+            ends = last * op.x_stride + sizes[0], last * op.out_stride + sizes[1]
             if ends[0] > op.x.size or ends[1] > op.out.size:
                 raise ValueError(f"the heads of {op} do not fit its columns")
         case WriteKV():
