@@ -42,6 +42,8 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_norm_rows": (None, [c_void_p, c_void_p]),
     "taco_rotate_rows": (None, [c_void_p, c_void_p]),
     "taco_map": (None, [c_void_p, c_void_p]),
+    "taco_activate_rows": (None, [c_void_p, c_void_p]),
+    "taco_apply_row_op": (None, [c_void_p, c_void_p]),
     "taco_sampling_scratch": (c_int64, [c_void_p, c_int32]),
     "taco_sample_tokens": (None, [c_void_p, c_void_p]),
     "taco_gather_logprobs": (None, [c_void_p, c_void_p]),

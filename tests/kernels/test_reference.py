@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.kv_entry import KVEntry
-from taco_kernels.reference.activation import silu_mul
+from taco_kernels.reference.activation import act_mul
 from taco_kernels.reference.attention import paged_attention
 from taco_kernels.reference.norm import layer_norm, rms_norm
 
@@ -37,10 +37,10 @@ def test_norms_do_not_overflow_in_float16() -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-6), torch.ones_like(x))
 
 
-def test_silu_mul_takes_the_gate_first() -> None:
+def test_act_mul_takes_the_gate_first() -> None:
     gate, up = torch.randn(4, 6), torch.randn(4, 6)
     expected = gate * torch.sigmoid(gate) * up
-    torch.testing.assert_close(silu_mul(torch.cat((gate, up), dim=-1)), expected)
+    torch.testing.assert_close(act_mul(torch.cat((gate, up), dim=-1)), expected)
 
 
 def test_paged_attention_of_one_token_is_its_value() -> None:

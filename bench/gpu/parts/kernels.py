@@ -190,7 +190,7 @@ def _activations(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator
     def ours(rows: int) -> Call:
         gate_up = _random(context, rows, 2 * sizes.inner)
         out = _random(context, rows, sizes.inner)
-        return lambda: activation.silu_mul(gate_up, out=out)
+        return lambda: activation.act_mul(gate_up, out=out)
 
     def by_torch(rows: int) -> Call:
         gate, up = _random(context, rows, 2 * sizes.inner).chunk(2, dim=1)

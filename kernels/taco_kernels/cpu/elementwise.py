@@ -1,20 +1,30 @@
-"""Elementwise kernels on the CPU: activations and math functions, norms, rotary embedding."""
+"""Elementwise kernels on the CPU: activations, norms, rotary embedding, sums, factors and gates."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from taco_kernels.cpu import structs
+from taco_kernels.cpu.matmul import ACTIVATIONS, DTYPES, operand_dtype, padded_k
 from taco_kernels.library import CpuKernels
+from taco_kernels.reference import activation as reference_activation
+from taco_kernels.reference.activation import ALPHA, check_activation
 from taco_kernels.reference.rotary import ROTARY_STYLES, RotaryStyle
 
-FUNCTIONS = ("relu", "gelu", "gelu_tanh", "silu", "exp", "tanh", "erf")
+# Numbers of the functions in csrc/elementwise/elementwise_args.h.
+FUNCTIONS = {
+    **{name: ACTIVATIONS[name] for name in reference_activation.ACTIVATIONS},
+    "exp": 16,
+    "tanh": 17,
+    "erf": 18,
+}
 NORM_KINDS = ("rms", "layer")
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_ROW_OPS = ("add", "scale", "cap", "clip", "gate")
 
 
 def apply_function(kernels: CpuKernels, name: str, x: Tensor) -> Tensor:
@@ -27,27 +37,133 @@ def apply_function(kernels: CpuKernels, name: str, x: Tensor) -> Tensor:
         raise ValueError(f"unknown function {name!r}; known: {', '.join(FUNCTIONS)}")
     _check(x, "x")
     out = torch.empty_like(x)
-    call = structs.Mapped(FUNCTIONS.index(name) + 1, x.numel(), x.data_ptr(), out.data_ptr())
+    call = structs.Mapped(FUNCTIONS[name], x.numel(), x.data_ptr(), out.data_ptr())
     kernels.lib.taco_map(kernels.pool, ctypes.byref(call))
     return out
+
+
+def activate_rows(
+    kernels: CpuKernels,
+    x: Tensor,
+    activation: str,
+    *,
+    gated: bool = False,
+    alpha: float = ALPHA,
+    limit: float = math.inf,
+    out: Tensor | None = None,
+) -> Tensor:
+    """act(x), or act(gate) * up of rows that hold gate and up side by side.
+
+    Args:
+        x: float32 [num_rows, size], or [num_rows, 2 * size] if gated; the last stride must be 1.
+        activation, alpha, limit: as in `taco_kernels.reference.activation`.
+        out: float32 [num_rows, size]; may be x or a part of it.
+
+    Returns:
+        `out`, or a new tensor.
+
+    Raises:
+        ValueError: the activation is unknown, or a tensor has the wrong type or shape.
+    """
+    check_activation(activation, gated=gated, limit=limit)
+    _check_rows(x, "x")
+    num_rows, width = x.shape
+    if gated and width % 2:
+        raise ValueError(f"gated rows must hold gate and up of one size, not {width} numbers")
+    size = width // 2 if gated else width
+    out = torch.empty(num_rows, size) if out is None else out
+    _check_rows(out, "out", (num_rows, size))
+    call = structs.ActivatedRows(
+        ACTIVATIONS[activation],
+        alpha,
+        limit,
+        num_rows,
+        size,
+        x.data_ptr(),
+        x.data_ptr() + size * x.element_size() if gated else None,
+        x.stride(0),
+        out.data_ptr(),
+        out.stride(0),
+    )
+    kernels.lib.taco_activate_rows(kernels.pool, ctypes.byref(call))
+    return out
+
+
+def add_rows(kernels: CpuKernels, x: Tensor, y: Tensor, factor: float = 1.0) -> None:
+    """x += factor * y; both float32 [num_rows, size], the last stride 1, as in all row functions.
+
+    Raises:
+        ValueError: a tensor has the wrong type or shape; likewise in all row functions.
+    """
+    _apply(kernels, "add", x, factor, y, x.shape[-1])
+
+
+def scale_rows(kernels: CpuKernels, x: Tensor, factor: float) -> None:
+    """x *= factor"""
+    _apply(kernels, "scale", x, factor)
+
+
+def cap_rows(kernels: CpuKernels, x: Tensor, cap: float) -> None:
+    """x = cap * tanh(x / cap)"""
+    _apply(kernels, "cap", x, cap)
+
+
+def clip_rows(kernels: CpuKernels, x: Tensor, limit: float) -> None:
+    """x within [-limit, limit]"""
+    _apply(kernels, "clip", x, limit)
+
+
+def gate_rows(kernels: CpuKernels, x: Tensor, gate: Tensor) -> None:
+    """x *= sigmoid(gate); gate [num_rows, size] or [num_rows, 1]."""
+    _apply(kernels, "gate", x, 0.0, gate, 1 if gate.shape[-1] == 1 else x.shape[-1])
+
+
+def _apply(
+    kernels: CpuKernels,
+    kind: str,
+    x: Tensor,
+    number: float,
+    other: Tensor | None = None,
+    other_size: int = 0,
+) -> None:
+    _check_rows(x, "x")
+    if other is not None:
+        _check_rows(other, "y or gate", (x.shape[0], other_size))
+    call = structs.RowOp(
+        _ROW_OPS.index(kind),
+        number,
+        *x.shape,
+        x.data_ptr(),
+        x.stride(0),
+        None if other is None else other.data_ptr(),
+        0 if other is None else other.stride(0),
+        other_size,
+    )
+    kernels.lib.taco_apply_row_op(kernels.pool, ctypes.byref(call))
 
 
 def norm_rows(
     kernels: CpuKernels,
     kind: str,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     dtype: torch.dtype = torch.float32,
+    *,
+    group: int | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """RMSNorm or LayerNorm of rows, encoded as operands for a matrix of `dtype`.
 
     Args:
         kind: one of NORM_KINDS.
-        x: float32 [num_rows, size], contiguous.
-        weight, bias: float32 [size].
-        dtype: float32, bfloat16, or int8.
+        x: float32 [num_rows, size]; the last stride must be 1.
+        weight, bias: float32 [size]; with groups [group] for all of them, or [size] for each its
+            own; None: 1 and 0.
+        dtype: float32, bfloat16, or int8; with groups float32.
+        group: number of adjacent columns that are normed together, such as a head; None: all.
+        out: for float32 only: [num_rows, size]; may be x.
 
     Returns:
         Operands [num_rows, padded size] of the instruction set, and the scales of int8 rows,
@@ -56,34 +172,47 @@ def norm_rows(
     Raises:
         ValueError: kind or dtype is unknown, or a tensor has the wrong type or shape.
     """
-    if kind not in NORM_KINDS or dtype not in _DTYPES:
+    if kind not in NORM_KINDS or dtype not in DTYPES:
         raise ValueError(f"unknown norm {kind!r} or dtype {dtype}")
+    _check_rows(x, "x")
     num_rows, size = x.shape
-    _check(x, "x")
-    for vector in (weight,) if bias is None else (weight, bias):
+    group = size if group is None else group
+    if group < 1 or size % group:
+        raise ValueError(f"{size} columns cannot be normed in groups of {group}")
+    if dtype != torch.float32 and (out is not None or group != size):
+        raise ValueError(f"groups and out need float32, not {dtype}")
+    num_weights = group
+    for vector in (weight, bias):
+        if vector is None:
+            continue
         _check(vector, "weight or bias")
-        if vector.shape != (size,):
-            raise ValueError(f"weight and bias must be [{size}], not {tuple(vector.shape)}")
-    item_bytes = {
-        torch.float32: 4,
-        torch.bfloat16: kernels.bf16_operand_bytes,
-        torch.int8: kernels.int8_operand_bytes,
-    }[dtype]
-    floats = torch.float32 if item_bytes == 4 else torch.bfloat16
-    integers = torch.int8 if item_bytes == 1 else torch.int16
-    padding = 0 if dtype == torch.float32 else -size % (64 // dtype.itemsize)
-    out = torch.empty(num_rows, size + padding, dtype=integers if dtype == torch.int8 else floats)
+        num_weights = vector.numel()
+        if vector.ndim != 1 or num_weights not in (group, size):
+            raise ValueError(f"weight and bias must be [{group}] or [{size}], not {vector.shape}")
+    if weight is not None and bias is not None and weight.shape != bias.shape:
+        raise ValueError(f"weight and bias must be alike, not {weight.shape} and {bias.shape}")
+    out = (
+        torch.empty(num_rows, padded_k(dtype, size), dtype=operand_dtype(kernels, dtype))
+        if (out is None)
+        else out
+    )
+    if dtype == torch.float32:
+        _check_rows(out, "out", (num_rows, size))
     scales = torch.empty(num_rows)
     call = structs.NormRows(
         NORM_KINDS.index(kind),
         eps,
         num_rows,
-        size,
+        group,
+        size // group,
         x.data_ptr(),
-        weight.data_ptr(),
+        x.stride(0),
+        None if weight is None else weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
-        _DTYPES[dtype],
+        group if num_weights > group else 0,
+        DTYPES[dtype],
         out.data_ptr(),
+        out.stride(0),
         scales.data_ptr(),
     )
     kernels.lib.taco_norm_rows(kernels.pool, ctypes.byref(call))
@@ -161,3 +290,17 @@ def rotate_rows(
 def _check(tensor: Tensor, name: str) -> None:
     if tensor.dtype != torch.float32 or not tensor.is_contiguous():
         raise ValueError(f"{name} must be float32 and contiguous, not {tensor.dtype}")
+
+
+def _check_rows(rows: Tensor, name: str, shape: tuple[int, int] | None = None) -> None:
+    if (
+        rows.dtype != torch.float32
+        or rows.ndim != 2
+        or rows.stride(1) != 1
+        or (shape is not None and rows.shape != shape)
+    ):
+        wanted = "[num_rows, size]" if shape is None else list(shape)
+        raise ValueError(
+            f"{name} must be float32 {wanted} with adjacent numbers, not {rows.dtype} "
+            f"{list(rows.shape)} with strides {rows.stride()}"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
@@ -10,9 +11,19 @@ from torch import Tensor
 from taco_kernels.cpu.structs import Matrix, Packing, Product, Rows
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import allocate
+from taco_kernels.reference.activation import ALPHA, check_activation
 
 PANEL = 16
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+ACTIVATIONS = {
+    "none": 0,
+    "relu": 1,
+    "gelu": 2,
+    "gelu_tanh": 3,
+    "silu": 4,
+    "relu2": 5,
+    "quick_gelu": 6,
+    "swiglu_clipped": 7,
+}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _PARTIAL_SUM_TOKENS = 64  # csrc/sampling/sampling_args.h
 _EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
@@ -207,19 +218,25 @@ def multiply(
     matrix: PackedMatrix,
     *,
     activation: str = "none",
+    alpha: float = ALPHA,
+    limit: float = math.inf,
     add_to: Tensor | None = None,
+    factor: float = 1.0,
     as_operands: bool = False,
 ) -> Tensor:
     """Computes act(rows @ W.T + bias), or act(gate) * up of a gated pair, or adds to `add_to`.
 
     Args:
-        add_to: float32 [count, n], changed in place.
+        activation, alpha, limit: as in `taco_kernels.reference.activation`, or "none".
+        add_to: float32 [count, n], changed in place: factor * (rows @ W.T + bias) is added.
         as_operands: return operands for a product with a bfloat16 matrix.
 
     Returns:
         [count, n], or [count, n / 2] for a gated pair; float32, or operands.
     """
     _check_product(rows, matrix)
+    if activation != "none":
+        check_activation(activation, gated=matrix.gated, limit=limit)
     count = rows.struct.count
     columns = matrix.shape[0] // (2 if matrix.gated else 1)
     out = add_to
@@ -237,6 +254,9 @@ def multiply(
         out.data_ptr(),
         out.stride(0),
         as_operands,
+        alpha,
+        limit,
+        factor,
     )
     kernels.lib.taco_multiply(kernels.pool, ctypes.byref(product))
     return out

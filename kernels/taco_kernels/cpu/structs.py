@@ -49,6 +49,9 @@ class Product(Structure):
         ("out", c_void_p),
         ("out_stride", c_int64),
         ("out_is_operand", c_bool),
+        ("alpha", c_float),
+        ("limit", c_float),
+        ("factor", c_float),
     )
 
 
@@ -195,11 +198,15 @@ class NormRows(Structure):
         ("eps", c_float),
         ("count", c_int64),
         ("size", c_int64),
+        ("num_groups", c_int64),
         ("rows", c_void_p),
+        ("stride", c_int64),
         ("weight", c_void_p),
         ("bias", c_void_p),
+        ("weight_stride", c_int64),
         ("type", c_int32),
         ("out", c_void_p),
+        ("out_stride", c_int64),
         ("scales", c_void_p),
     )
 
@@ -233,6 +240,35 @@ class Mapped(Structure):
         ("count", c_int64),
         ("numbers", c_void_p),
         ("out", c_void_p),
+    )
+
+
+class ActivatedRows(Structure):
+    _fields_ = (
+        ("activation", c_int32),
+        ("alpha", c_float),
+        ("limit", c_float),
+        ("count", c_int64),
+        ("size", c_int64),
+        ("rows", c_void_p),
+        ("up", c_void_p),
+        ("stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+    )
+
+
+class RowOp(Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("number", c_float),
+        ("count", c_int64),
+        ("size", c_int64),
+        ("rows", c_void_p),
+        ("stride", c_int64),
+        ("other", c_void_p),
+        ("other_stride", c_int64),
+        ("other_size", c_int64),
     )
 
 

@@ -21,9 +21,10 @@ _FEW_ROWS = 512
 
 def rms_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     *,
+    bias: Tensor | None = None,
     residual: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -31,7 +32,8 @@ def rms_norm(
 
     Args:
         x: [num_rows, width] or [num_tokens, num_heads, width]; the last stride must be 1.
-        weight: [width].
+        weight, bias: [width], or [num_heads, width] for heads with weights each; in x's dtype or
+            float32, which is rounded once (see the reference). None: 1 and 0.
         residual: as x; becomes residual + x, rounded to its dtype, which is then normed.
         out: as x; may be x itself.
 
@@ -41,29 +43,31 @@ def rms_norm(
     Raises:
         ValueError: a tensor has the wrong shape, dtype or strides.
     """
-    return _norm(x, weight, None, eps, residual, out)
+    return _norm(x, weight, bias, eps, residual, out, is_centered=False)
 
 
 def layer_norm(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     eps: float,
     *,
     residual: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Layer norm (Ba et al. 2016) of rows in float32; bias: [width], the rest as in `rms_norm`."""
-    return _norm(x, weight, bias, eps, residual, out)
+    """Layer norm (Ba et al. 2016) of rows in float32; arguments as in `rms_norm`."""
+    return _norm(x, weight, bias, eps, residual, out, is_centered=True)
 
 
 def _norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     residual: Tensor | None,
     out: Tensor | None,
+    *,
+    is_centered: bool,
 ) -> Tensor:
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -76,8 +80,8 @@ def _norm(
     arguments = (
         x,
         summed,
-        weight,
-        weight if bias is None else bias,
+        x if weight is None else weight,  # not read without a weight; bias likewise
+        x if bias is None else bias,
         out,
         num_rows,
         x.shape[1] if x.dim() == 3 else 1,
@@ -86,7 +90,16 @@ def _norm(
         *_row_strides(out),
         eps,
     )
-    kind = {"WIDTH": width, "CENTERED": bias is not None, "HAS_RESIDUAL": residual is not None}
+    kind = {
+        "WIDTH": width,
+        "CENTERED": is_centered,
+        "HAS_WEIGHT": weight is not None,
+        "HAS_BIAS": bias is not None,
+        # Weights of one row for all heads, or of one row per head.
+        "WEIGHT_HEAD": width if any(v is not None and v.dim() == 2 for v in (weight, bias)) else 0,
+        "ROUNDS_FIRST": not is_centered and (weight is None or weight.dtype == x.dtype),
+        "HAS_RESIDUAL": residual is not None,
+    }
     block = triton.next_power_of_2(width)
     if block > _MAX_HELD:
         _norm_wide_row[(num_rows,)](*arguments, **kind, BLOCK=_WIDE_BLOCK, num_warps=16)
@@ -108,7 +121,7 @@ def _row_strides(x: Tensor) -> tuple[int, int]:
 
 
 def _check(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, out: Tensor
 ) -> None:
     if x.dtype not in _DTYPES or x.dim() not in (2, 3) or x.shape[-1] == 0:
         raise ValueError(
@@ -116,12 +129,18 @@ def _check(
         )
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None and (
-            vector.dtype != x.dtype or vector.shape != x.shape[-1:] or not vector.is_contiguous()
+            vector.dtype not in (x.dtype, torch.float32)
+            or vector.shape not in (x.shape[-1:], x.shape[1:])
+            or not vector.is_contiguous()
         ):
             raise ValueError(
-                f"{name} must be {x.dtype} [{x.shape[-1]}] like x, not {vector.dtype} "
-                f"{list(vector.shape)} with strides {vector.stride()}"
+                f"{name} must be {x.dtype} or float32 [{x.shape[-1]}], or of each head, not "
+                f"{vector.dtype} {list(vector.shape)} with strides {vector.stride()}"
             )
+    if weight is not None and bias is not None and weight.shape != bias.shape:
+        raise ValueError(
+            f"weight and bias must be of one shape, not {list(weight.shape)} and {list(bias.shape)}"
+        )
     for name, rows in (("x", x), ("residual", residual), ("out", out)):
         if rows is not None and (
             rows.dtype != x.dtype or rows.shape != x.shape or rows.stride(-1) != 1
@@ -145,13 +164,37 @@ def _sum_with_residual(x, residual, x_offsets, residual_offsets, mask, HAS_RESID
 
 
 @triton.jit
-def _scaled(normed, weight, bias, dtype: tl.constexpr, CENTERED: tl.constexpr):
-    """Apply the weight. LayerNorm rounds once, RMSNorm before and after, as models were trained."""
-    if CENTERED:
-        scaled = normed * weight.to(tl.float32) + bias.to(tl.float32)
-    else:
-        scaled = normed.to(dtype).to(tl.float32) * weight.to(tl.float32)
-    return scaled.to(dtype)
+def _vector(
+    vector, head, columns, WIDTH: tl.constexpr, WEIGHT_HEAD: tl.constexpr, IS_GIVEN: tl.constexpr
+):
+    """The columns of a weight or bias, of all heads or of these; nothing useful if not given."""
+    numbers = columns
+    if IS_GIVEN:
+        places = columns
+        if WEIGHT_HEAD > 0:
+            places = head * WEIGHT_HEAD + columns
+        numbers = tl.load(vector + places, mask=columns < WIDTH, other=0.0)
+    return numbers
+
+
+@triton.jit
+def _scaled(
+    normed,
+    weight,
+    bias,
+    dtype: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
+):
+    """Apply weight and bias in float32, and round; RMSNorm rounds before, too, as in models."""
+    if ROUNDS_FIRST:
+        normed = normed.to(dtype).to(tl.float32)
+    if HAS_WEIGHT:
+        normed *= weight.to(tl.float32)
+    if HAS_BIAS:
+        normed += bias.to(tl.float32)
+    return normed.to(dtype)
 
 
 # Values that differ from step to step must not trigger specialized compilations.
@@ -173,6 +216,10 @@ def _norm_held_rows(
     eps,
     WIDTH: tl.constexpr,
     CENTERED: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHT_HEAD: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -191,15 +238,16 @@ def _norm_held_rows(
         HAS_RESIDUAL,
     )
     # Loaded before the sums: no load can be moved across their barriers.
-    weights = tl.load(weight + columns, mask=columns < WIDTH, other=0.0)
-    biases = weights
+    weights = _vector(weight, head, columns, WIDTH, WEIGHT_HEAD, HAS_WEIGHT)
+    biases = _vector(bias, head, columns, WIDTH, WEIGHT_HEAD, HAS_BIAS)
     if CENTERED:
-        biases = tl.load(bias + columns, mask=columns < WIDTH, other=0.0)
         mean = tl.sum(numbers, axis=1, keep_dims=True) / WIDTH
         numbers = tl.where(columns < WIDTH, numbers - mean, 0.0)
     mean_square = tl.sum(numbers * numbers, axis=1, keep_dims=True) / WIDTH
     normed = numbers * tl.rsqrt(mean_square + eps)
-    scaled = _scaled(normed, weights, biases, out.dtype.element_ty, CENTERED)
+    scaled = _scaled(
+        normed, weights, biases, out.dtype.element_ty, HAS_WEIGHT, HAS_BIAS, ROUNDS_FIRST
+    )
     tl.store(out + tokens * out_token + head * out_head + columns, scaled, mask=mask)
 
 
@@ -221,6 +269,10 @@ def _norm_wide_row(
     eps,
     WIDTH: tl.constexpr,
     CENTERED: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHT_HEAD: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -255,9 +307,9 @@ def _norm_wide_row(
         at = start + columns
         normed = tl.load(summed + at, mask=at < WIDTH, other=0.0).to(tl.float32)
         normed = (normed - mean) * inverse
-        weights = tl.load(weight + at, mask=at < WIDTH, other=0.0)
-        biases = weights
-        if CENTERED:
-            biases = tl.load(bias + at, mask=at < WIDTH, other=0.0)
-        scaled = _scaled(normed, weights, biases, out.dtype.element_ty, CENTERED)
+        weights = _vector(weight, head, at, WIDTH, WEIGHT_HEAD, HAS_WEIGHT)
+        biases = _vector(bias, head, at, WIDTH, WEIGHT_HEAD, HAS_BIAS)
+        scaled = _scaled(
+            normed, weights, biases, out.dtype.element_ty, HAS_WEIGHT, HAS_BIAS, ROUNDS_FIRST
+        )
         tl.store(out + at, scaled, mask=at < WIDTH)

@@ -1,6 +1,7 @@
 """Packing, encoding and products of the CPU kernels against torch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +12,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
+from taco_kernels.cpu.elementwise import activate_rows, add_rows
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply, multiply_argmax
 from taco_kernels.cpu.sampling import gather_logprobs
 from taco_kernels.library import CpuKernels
+from taco_kernels.reference import activation
 from taco_kernels.reference.linear import int8_linear, linear, quantize_rows
 from taco_kernels.sampling_metadata import NO_TOKEN
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "silu": functional.silu,
+    **activation.ACTIVATIONS,
 }
 
 
@@ -110,15 +110,15 @@ def test_many_rows_span_blocks(cpu_kernels: CpuKernels) -> None:
         assert_near(out, expected(cpu_kernels, x, w, None, dtype), x, w)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(cpu_kernels: CpuKernels, activation: str) -> None:
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations(cpu_kernels: CpuKernels, kind: str) -> None:
     x, w, bias = numbers(3, 20), numbers(30, 20, seed=1), numbers(30, seed=2)
     matrix = PackedMatrix.from_tensor(cpu_kernels, w, bias=bias)
 
-    out = multiply(cpu_kernels, EncodedRows(cpu_kernels, x, w.dtype), matrix, activation=activation)
+    out = multiply(cpu_kernels, EncodedRows(cpu_kernels, x, w.dtype), matrix, activation=kind)
 
     torch.testing.assert_close(
-        out, ACTIVATIONS[activation](linear(x, w, bias)).float(), atol=2e-5, rtol=2e-5
+        out, ACTIVATIONS[kind](linear(x, w, bias)).float(), atol=3e-5, rtol=3e-5
     )
 
 
@@ -149,6 +149,34 @@ def test_gated_pair(cpu_kernels: CpuKernels, dtype: torch.dtype, inner: int) -> 
 
     gate, up = expected(cpu_kernels, x, w, bias, dtype).chunk(2, dim=1)
     torch.testing.assert_close(out, (functional.silu(gate) * up).float(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", activation.GATED_ACTIVATIONS)
+def test_gated_pairs_with_any_activation(cpu_kernels: CpuKernels, kind: str) -> None:
+    """The epilogue's numbers are those of the row function on the stored product."""
+    x, w, bias = numbers(4, 45), numbers(2 * 37, 45, seed=1), numbers(2 * 37, seed=2)
+    pair = PackedMatrix.from_tensor(cpu_kernels, w, bias=bias, gated=True)
+    halves = PackedMatrix.from_tensor(cpu_kernels, w, bias=bias)
+    rows = EncodedRows(cpu_kernels, x, w.dtype)
+    options: dict[str, Any] = {"alpha": 1.5, "limit": 2.0} if kind == "swiglu_clipped" else {}
+
+    out = multiply(cpu_kernels, rows, pair, activation=kind, **options)
+
+    gate_up = multiply(cpu_kernels, rows, halves)
+    assert torch.equal(out, activate_rows(cpu_kernels, gate_up, kind, gated=True, **options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adds_with_a_factor(cpu_kernels: CpuKernels, dtype: torch.dtype) -> None:
+    x, w, stream = numbers(4, 50), numbers(19, 50, seed=1), numbers(4, 19, seed=3)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+    rows = EncodedRows(cpu_kernels, x, dtype)
+    wanted = stream.clone()
+    add_rows(cpu_kernels, wanted, multiply(cpu_kernels, rows, matrix), 0.22)
+
+    multiply(cpu_kernels, rows, matrix, add_to=stream, factor=0.22)
+
+    assert torch.equal(stream, wanted)
 
 
 def test_writes_operands_of_the_next_product(cpu_kernels: CpuKernels) -> None:

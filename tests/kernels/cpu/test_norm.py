@@ -1,9 +1,13 @@
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from support.cpu_kernels import kernels_of
-from taco_kernels.cpu.elementwise import norm_rows
+from support.cpu_kernels import EMULATED, NATIVE, kernels_of
+from taco_kernels.cpu.elementwise import NORM_KINDS, norm_rows
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference.norm import layer_norm, rms_norm
 
@@ -94,3 +98,103 @@ def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
         norm_rows(cpu_kernels, "batch", x, weight, None, 1e-5)
     with pytest.raises(ValueError, match=r"must be \[8\]"):
         norm_rows(cpu_kernels, "rms", x, weight[:7].clone(), None, 1e-5)
+
+
+def expected_norm(
+    kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    if kind == "rms":
+        return rms_norm(x, weight, eps, bias)
+    return layer_norm(x, weight, bias, eps)
+
+
+@pytest.mark.parametrize("isa", [*NATIVE, *EMULATED])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    kind=st.sampled_from(NORM_KINDS),
+    num_rows=st.integers(0, 4),
+    num_groups=st.integers(1, 4),
+    group=st.integers(1, 40),
+    has_weight=st.booleans(),
+    has_bias=st.booleans(),
+    is_shared=st.booleans(),
+    in_place=st.booleans(),
+    threads=st.integers(1, 3),
+)
+def test_heads_and_missing_weights(
+    isa: str,
+    kind: str,
+    num_rows: int,
+    num_groups: int,
+    group: int,
+    has_weight: bool,
+    has_bias: bool,
+    is_shared: bool,
+    in_place: bool,
+    threads: int,
+) -> None:
+    """Norms of heads inside a buffer: those beside them stay as they are."""
+    size = num_groups * group
+    buffer = torch.randn(num_rows, size + 7) * 2 + 1
+    before, x = buffer.clone(), buffer[:, 3 : 3 + size]
+    heads = x.unflatten(1, (num_groups, group))
+    vectors = torch.randn(2, group if is_shared else size).unbind()
+    weight, bias = (
+        vector.contiguous() if given else None
+        for vector, given in zip(vectors, (has_weight, has_bias), strict=True)
+    )
+    row, bias_row = (
+        None if vector is None else vector if is_shared else vector.view(num_groups, group)
+        for vector in (weight, bias)
+    )
+    expected = expected_norm(kind, heads, row, bias_row, 1e-5).flatten(1)
+    out, _ = norm_rows(
+        kernels_of(isa, threads),
+        kind,
+        x,
+        weight,
+        bias,
+        1e-5,
+        group=group,
+        out=x if in_place else None,
+    )
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=3e-6)
+    if in_place:
+        before[:, 3 : 3 + size] = out
+    assert torch.equal(buffer, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_one_change_no_bit(cpu_kernels: CpuKernels, dtype: torch.dtype) -> None:
+    x, _, _ = tensors(75)
+    for kind in NORM_KINDS:
+        plain, _ = norm_rows(cpu_kernels, kind, x, None, None, 1e-5, dtype)
+        ones, _ = norm_rows(cpu_kernels, kind, x, torch.ones(75), torch.zeros(75), 1e-5, dtype)
+        assert torch.equal(plain, ones)
+
+
+@pytest.mark.parametrize("kind", NORM_KINDS)
+def test_a_head_has_the_bits_of_a_row(cpu_kernels: CpuKernels, kind: str) -> None:
+    x, weight = torch.randn(5, 3 * 40), torch.randn(40)
+    heads, _ = norm_rows(cpu_kernels, kind, x, weight, None, 1e-5, group=40)
+    rows, _ = norm_rows(cpu_kernels, kind, x.view(15, 40), weight, None, 1e-5)
+    assert torch.equal(heads.view(15, 40), rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group": 3}, "8 columns cannot be normed in groups of 3"),
+        ({"group": 0}, "groups of 0"),
+        ({"group": 4, "dtype": torch.bfloat16}, "groups and out need float32"),
+        ({"group": 4, "weight": torch.ones(2)}, r"must be \[4\] or \[8\]"),
+        ({"weight": torch.ones(8), "bias": torch.ones(4), "group": 4}, "must be alike"),
+        ({"out": torch.ones(2, 7)}, r"out must be float32 \[2, 8\]"),
+        ({"x": torch.ones(8, 2).T}, "adjacent numbers"),
+    ],
+    ids=str,
+)
+def test_groups_that_do_not_fit_are_rejected(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"x": torch.ones(2, 8), "weight": None, "bias": None, **change}
+    with pytest.raises(ValueError, match=message):
+        norm_rows(kernels_of("avx2", 1), "rms", eps=1e-5, **arguments)

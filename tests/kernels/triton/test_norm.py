@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.reference import norm as reference
+from taco_kernels.triton import norm
 from taco_kernels.triton.norm import layer_norm, rms_norm
 
 pytestmark = pytest.mark.usefixtures("tensors_on_device")
@@ -117,6 +118,52 @@ def test_heads_inside_a_fused_projection_can_be_normed_in_place(kind: str, num_t
     assert torch.equal(fused[:, 3:], before[:, 3:])
 
 
+@pytest.mark.parametrize("num_tokens", [2, 300])
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("weights", ["none", "shared", "of each head"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_heads_and_none(
+    kind: str,
+    weights: str,
+    has_bias: bool,
+    is_wide: bool,
+    num_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if is_wide:
+        monkeypatch.setattr(norm, "_MAX_HELD", 8)
+        num_tokens = 2
+    fused = torch.randn(num_tokens, 5, 24)
+    before, heads = fused.clone(), fused[:, :3]
+    weight, bias = torch.randn(2, 3, 24) if weights == "of each head" else torch.randn(2, 24)
+    given = None if weights == "none" else weight
+    given_bias = bias if has_bias else None
+    if kind == "rms":
+        rms_norm(heads, given, EPS, bias=given_bias, out=heads)
+        expected = reference.rms_norm(before[:, :3], given, EPS, given_bias)
+    else:
+        layer_norm(heads, given, given_bias, EPS, out=heads)
+        expected = reference.layer_norm(before[:, :3], given, given_bias, EPS)
+    torch.testing.assert_close(heads, expected, atol=4e-6, rtol=4e-6)
+    assert torch.equal(fused[:, 3:], before[:, 3:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_float32_round_once(kind: str) -> None:
+    """Gemma's 1 + weight is not a bfloat16 number."""
+    x = _inside((4, 1000), torch.float16)
+    weight = torch.randn(1000)
+    ours = {"rms": rms_norm(x, weight, EPS), "layer": layer_norm(x, weight, None, EPS)}[kind]
+    functions: dict[str, Norm] = {
+        "rms": reference.rms_norm,
+        "layer": partial(reference.layer_norm, bias=None),
+    }
+    wide = functions[kind](x.float(), weight=weight, eps=EPS)
+    assert (ours == wide.half()).float().mean() > 0.99
+    assert (functions[kind](x, weight=weight, eps=EPS) == wide.half()).float().mean() > 0.99
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_float16_numbers_do_not_overflow(kind: str) -> None:
     ours, expected = _pair(kind, 64, torch.float16)
@@ -135,8 +182,9 @@ def test_no_rows_need_no_launch() -> None:
     [
         ({"x": torch.ones(2, 8, dtype=torch.float64)}, r"x must be rows of .* not torch.float64"),
         ({"x": torch.ones(8, 2).T}, r"x must be .*adjacent.* strides \(1, 2\)"),
-        ({"weight": torch.ones(7)}, r"weight must be torch.float32 \[8\] .*\[7\]"),
+        ({"weight": torch.ones(7)}, r"weight must be torch.float32 or float32 \[8\].*\[7\]"),
         ({"weight": torch.ones(8).half()}, "weight must be torch.float32 .*torch.float16"),
+        ({"weight": torch.ones(2, 8)}, r"weight must be .* or of each head, not .*\[2, 8\]"),
         ({"residual": torch.ones(3, 8)}, r"residual must be .*\[2, 8\] .*\[3, 8\]"),
         ({"out": torch.ones(2, 8).half()}, "out must be torch.float32 .*torch.float16"),
     ],

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from taco_kernels.reference.rotary import apply_rotary, gather_angles
 from taco_worker.layers.ops import TorchOps
@@ -32,3 +36,28 @@ def test_a_part_of_the_keys_is_rotated_on_the_way_into_the_cache() -> None:
     assert torch.equal(query, expected[0])
     assert torch.equal(caches[0].flatten(0, 1)[slots], expected[1])
     assert torch.equal(caches[1].flatten(0, 1)[slots], value)
+
+
+def test_columns_of_a_buffer_change_in_place() -> None:
+    ops = TorchOps()
+    calls: list[tuple[Callable[[Tensor], object], Callable[[Tensor], Tensor]]] = [
+        (lambda x: ops.add(x, y, 0.5), lambda x: x + 0.5 * y),
+        (lambda x: ops.scale(x, 3.0), lambda x: x * 3.0),
+        (lambda x: ops.cap(x, 2.0), lambda x: 2.0 * torch.tanh(x / 2.0)),
+        (lambda x: ops.clip(x, 0.5), lambda x: x.clamp(-0.5, 0.5)),
+        (lambda x: ops.gate(x, y[:, :1]), lambda x: x * torch.sigmoid(y[:, :1])),
+        (lambda x: ops.activate(x, "relu2", out=x), lambda x: x.relu().square()),
+        (lambda x: ops.rms_norm(x, None, 0.0, out=x), lambda x: F.rms_norm(x, (4,), eps=0.0)),
+        (
+            lambda x: ops.layer_norm(x, None, y[0], 0.0, out=x),
+            lambda x: F.layer_norm(x, (4,), bias=y[0], eps=0.0),
+        ),
+    ]
+    y = torch.randn(3, 4)
+    for change, expected in calls:
+        buffer = torch.randn(3, 9)
+        before = buffer.clone()
+        change(buffer[:, 2:6])
+        torch.testing.assert_close(buffer[:, 2:6], expected(before[:, 2:6]))
+        assert torch.equal(buffer[:, :2], before[:, :2])
+        assert torch.equal(buffer[:, 6:], before[:, 6:])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from taco_kernels.reference import activation, experts, norm, rotary, routing
+from taco_kernels.reference import activation, elementwise, experts, norm, rotary, routing
+from taco_kernels.reference.activation import ALPHA
 from taco_kernels.reference.rotary import RotaryStyle
 from taco_kernels.router import Router
 
@@ -16,26 +18,77 @@ class LayerOps(Protocol):
     """All operations of a layer except matrix products and attention."""
 
     def rms_norm(
-        self, x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """The norm of x [num_tokens, hidden]. With a residual, x is added to it in place and the
-        sum is normed."""
+        """The norm of x [num_tokens, size], or [num_tokens, num_heads, size] head by head.
+
+        Args:
+            weight, bias: [size], or [num_heads, size]; in x's dtype or float32; None: 1 and 0.
+            residual: as x; x is added to it in place and the sum is normed.
+            out: as x; may be x itself.
+
+        Returns:
+            `out`, or a new tensor.
+        """
         ...
 
     def layer_norm(
         self,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
         eps: float,
         *,
         residual: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Likewise."""
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up: [num_tokens, 2 * size] to [num_tokens, size]."""
+    def activate(self, x: Tensor, kind: str, *, out: Tensor | None = None) -> Tensor:
+        """The activation of each number of x [num_tokens, size]; `out` may be x itself."""
+        ...
+
+    def act_mul(
+        self,
+        gate_up: Tensor,
+        kind: str = "silu",
+        *,
+        alpha: float = ALPHA,
+        limit: float = math.inf,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """act(gate) * up: [num_tokens, 2 * size], the gate first, to [num_tokens, size].
+
+        `taco_kernels.reference.activation` has the kinds, alpha and limit.
+        """
+        ...
+
+    def add(self, x: Tensor, y: Tensor, factor: float = 1.0) -> None:
+        """x += factor * y; this and the following change x [num_tokens, size] in place."""
+        ...
+
+    def scale(self, x: Tensor, factor: float) -> None:
+        """x *= factor"""
+        ...
+
+    def cap(self, x: Tensor, limit: float) -> None:
+        """x = limit * tanh(x / limit)"""
+        ...
+
+    def clip(self, x: Tensor, limit: float) -> None:
+        """x within [-limit, limit]"""
+        ...
+
+    def gate(self, x: Tensor, gate: Tensor) -> None:
+        """x *= sigmoid(gate); gate [num_tokens, size] or [num_tokens, 1]."""
         ...
 
     def rotate(
@@ -140,23 +193,57 @@ class TorchOps:
     """`LayerOps` in torch, for any device; the reference of the fused kernels."""
 
     def rms_norm(
-        self, x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        return norm.rms_norm(_sum(x, residual), weight, eps)
+        return _stored(norm.rms_norm(_sum(x, residual), weight, eps, bias), out)
 
     def layer_norm(
         self,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
         eps: float,
         *,
         residual: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        return norm.layer_norm(_sum(x, residual), weight, bias, eps)
+        return _stored(norm.layer_norm(_sum(x, residual), weight, bias, eps), out)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return activation.silu_mul(gate_up)
+    def activate(self, x: Tensor, kind: str, *, out: Tensor | None = None) -> Tensor:
+        return _stored(activation.activate(x, kind), out)
+
+    def act_mul(
+        self,
+        gate_up: Tensor,
+        kind: str = "silu",
+        *,
+        alpha: float = ALPHA,
+        limit: float = math.inf,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        return _stored(activation.act_mul(gate_up, kind, alpha=alpha, limit=limit), out)
+
+    def add(self, x: Tensor, y: Tensor, factor: float = 1.0) -> None:
+        x.copy_(elementwise.add(x, y, factor))
+
+    def scale(self, x: Tensor, factor: float) -> None:
+        x.copy_(elementwise.scale(x, factor))
+
+    def cap(self, x: Tensor, limit: float) -> None:
+        x.copy_(elementwise.cap(x, limit))
+
+    def clip(self, x: Tensor, limit: float) -> None:
+        x.copy_(elementwise.clip(x, limit))
+
+    def gate(self, x: Tensor, gate: Tensor) -> None:
+        x.copy_(elementwise.gate(x, gate))
 
     def rotate(
         self,
@@ -239,3 +326,7 @@ class TorchOps:
 
 def _sum(x: Tensor, residual: Tensor | None) -> Tensor:
     return x if residual is None else residual.add_(x)
+
+
+def _stored(result: Tensor, out: Tensor | None) -> Tensor:
+    return result if out is None else out.copy_(result)

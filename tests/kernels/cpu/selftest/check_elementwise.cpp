@@ -23,6 +23,8 @@ const Named functions[] = {
     {"gelu", Function::gelu, [](double x) { return x / 2 * (1 + std::erf(x * std::sqrt(0.5))); }},
     {"gelu_tanh", Function::gelu_tanh, gelu_tanh},
     {"silu", Function::silu, [](double x) { return x / (1 + std::exp(-x)); }},
+    {"relu2", Function::relu2, [](double x) { return x > 0 ? x * x : 0; }},
+    {"quick_gelu", Function::quick_gelu, [](double x) { return x / (1 + std::exp(-1.702 * x)); }},
     {"exp", Function::exp, [](double x) { return std::exp(x); }},
     {"tanh", Function::tanh, [](double x) { return std::tanh(x); }},
     {"erf", Function::erf, [](double x) { return std::erf(x); }},

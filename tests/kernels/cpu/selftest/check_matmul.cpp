@@ -209,11 +209,15 @@ void check_norm(const Subject& subject, NormKind kind, int64_t size) {
                         1e-5f,
                         count,
                         size,
+                        1,
                         rows.data(),
+                        size,
                         weight.data(),
                         kind == NormKind::layer ? bias.data() : nullptr,
+                        0,
                         DType::f32,
                         floats.data(),
+                        size,
                         scales.data()};
     taco_norm_rows(subject.pool, &request);
     Doubles want;
@@ -228,6 +232,7 @@ void check_norm(const Subject& subject, NormKind kind, int64_t size) {
         Bytes got(bytes), encoded(bytes);
         request.type = type;
         request.out = got.data();
+        request.out_stride = padded_k(type, size);
         taco_norm_rows(subject.pool, &request);
         taco_encode_rows(subject.pool, int32_t(type), count, size, floats.data(), size,
                          encoded.data(), encoded_scales.data());

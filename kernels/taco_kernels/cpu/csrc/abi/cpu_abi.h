@@ -81,9 +81,13 @@ TACO_API void taco_program_logits(TacoPool* pool, const Program* program, const 
 struct NormRows;
 struct RotaryRows;
 struct Mapped;
+struct ActivatedRows;
+struct RowOp;
 TACO_API void taco_norm_rows(TacoPool* pool, const NormRows* norm);
 TACO_API void taco_rotate_rows(TacoPool* pool, const RotaryRows* rotary);
 TACO_API void taco_map(TacoPool* pool, const Mapped* mapped);
+TACO_API void taco_activate_rows(TacoPool* pool, const ActivatedRows* rows);
+TACO_API void taco_apply_row_op(TacoPool* pool, const RowOp* op);
 
 // Sampling (sampling/sampling_args.h).
 struct LogitRows;

@@ -60,6 +60,8 @@ struct Kernels {
     void (*norm_rows)(Thread&, const NormRows&);
     void (*rotate_rows)(Thread&, const RotaryRows&);
     void (*map)(Thread&, const Mapped&);
+    void (*activate_rows)(Thread&, const ActivatedRows&);
+    void (*apply_row_op)(Thread&, const RowOp&);
     void (*sample_tokens)(Thread&, const SamplingMetadata&);
     void (*gather_logprobs)(Thread&, const Logprobs&);
     // One step of a program, and its logits; `*_bytes` return the bytes that each needs at

@@ -1,23 +1,28 @@
 // Elementwise kernels over rows that the threads of a region share.
 #pragma once
 
+#include "elementwise/activation.h"
 #include "elementwise/elementwise_args.h"
 #include "elementwise/norm.h"
 #include "elementwise/rotary.h"
+#include "elementwise/row_ops.h"
 #include "isa/vector_math.h"
 #include "runtime/parallel.h"
 
 namespace TACO_ISA {
 
 inline void norm_rows(Thread& thread, const NormRows& norm) {
-    const int64_t bytes =
-        padded_k(norm.type, norm.size) * (norm.type == DType::f32    ? sizeof(float)
-                                          : norm.type == DType::bf16 ? sizeof(Bf16Operand)
-                                                                     : sizeof(Int8Operand));
+    const int64_t bytes = norm.out_stride * operand_bytes(norm.type);
     thread.share(norm.count, 1, [&](int64_t row, int64_t) {
-        norm_row_encoded(norm.kind, norm.rows + row * norm.size, norm.size, norm.weight, norm.bias,
-                         norm.eps, norm.type, static_cast<char*>(norm.out) + row * bytes,
-                         norm.scales + row);
+        const float* x = norm.rows + row * norm.stride;
+        char* out = static_cast<char*>(norm.out) + row * bytes;
+        if (norm.num_groups == 1) {
+            norm_row_encoded(norm.kind, x, norm.size, norm.weight, norm.bias, norm.eps, norm.type,
+                             out, norm.scales + row);
+        } else {
+            norm_groups_row(norm.kind, x, norm.num_groups, norm.size, norm.weight, norm.bias,
+                            norm.weight_stride, norm.eps, reinterpret_cast<float*>(out));
+        }
     });
 }
 
@@ -49,6 +54,23 @@ inline void map(Thread& thread, const Mapped& mapped) {
             store_first(mapped.out + i, apply(mapped.function, last), end - i);
         }
     });
+}
+
+inline void activate_rows(Thread& thread, const ActivatedRows& rows) {
+    thread.share(rows.count, 1, [&](int64_t row, int64_t) {
+        const float* x = rows.rows + row * rows.stride;
+        float* out = rows.out + row * rows.out_stride;
+        if (rows.up) {
+            gate_up_row(rows.activation, rows.alpha, rows.limit, x, rows.up + row * rows.stride,
+                        rows.size, out);
+        } else {
+            activate_row(rows.activation, x, rows.size, out);
+        }
+    });
+}
+
+inline void apply_row_op(Thread& thread, const RowOp& op) {
+    thread.share(op.count, 1, [&](int64_t row, int64_t) { run_row_op(op, row); });
 }
 
 }  // namespace TACO_ISA

@@ -9,12 +9,16 @@ struct NormRows {
     NormKind kind;
     float eps;
     int64_t count, size;
-    const float* rows;    // [count, size]
-    const float* weight;  // [size]
-    const float* bias;    // [size], or null
-    DType type;           // of the matrix that multiplies the rows: type of `out`
-    void* out;            // [count, padded_k(type, size)]
-    float* scales;        // [count], int8 only
+    int64_t num_groups;  // groups of `size` columns that are normed alone, such as heads; or 1
+    const float* rows;   // [count, stride]
+    int64_t stride;
+    const float* weight;    // [size], or [num_groups, size]; null: 1
+    const float* bias;      // as weight; null: 0
+    int64_t weight_stride;  // floats from a group's weight and bias to the next group's, or 0
+    DType type;             // of the matrix that multiplies the rows: type of `out`
+    void* out;              // [count, out_stride], as the operands of `type`; of several groups f32
+    int64_t out_stride;
+    float* scales;  // [count], int8 only
 };
 
 // How the heads of a row are rotated.
@@ -36,13 +40,15 @@ struct RotaryRows {
     const int32_t* positions;  // [axes, count]
 };
 
-// The activations, then the functions that they are made of.
+// Activations, and the functions that they are made of.
 enum class Function : int32_t {
     relu = int32_t(Activation::relu),
     gelu = int32_t(Activation::gelu),
     gelu_tanh = int32_t(Activation::gelu_tanh),
     silu = int32_t(Activation::silu),
-    exp,
+    relu2 = int32_t(Activation::relu2),
+    quick_gelu = int32_t(Activation::quick_gelu),
+    exp = 16,
     tanh,
     erf,
 };
@@ -52,4 +58,30 @@ struct Mapped {
     int64_t count;
     const float* numbers;
     float* out;
+};
+
+struct ActivatedRows {
+    Activation activation;
+    float alpha, limit;  // of Activation::swiglu_clipped
+    int64_t count, size;
+    const float* rows;  // [count, stride]; the gate of gated rows
+    const float* up;    // [count, stride], of gated rows, or null
+    int64_t stride;
+    float* out;  // [count, out_stride]
+    int64_t out_stride;
+};
+
+enum class RowOpKind : int32_t { add, scale, cap, clip, gate };
+
+// x += number * y, x *= number, x = number * tanh(x / number), x within [-number, number],
+// x *= sigmoid(y).
+struct RowOp {
+    RowOpKind kind;
+    float number;
+    int64_t count, size;
+    float* rows;  // x: [count, stride]
+    int64_t stride;
+    const float* other;  // y: [count, other_stride], or null
+    int64_t other_stride;
+    int64_t other_size;  // of y: size, or of a gate 1
 };

@@ -28,7 +28,8 @@ inline float sum_terms(const float* row, int64_t size, Term term) {
     return sum;
 }
 
-// A normalized row, sixteen numbers at a time: (x - mean) * scale * weight + bias.
+// A normalized row, sixteen numbers at a time: (x - mean) * scale * weight + bias. weight (1) and
+// bias (0) may be null.
 class NormedRow {
 public:
     NormedRow(NormKind kind, const float* row, int64_t size, const float* weight, const float* bias,
@@ -53,11 +54,15 @@ public:
         int64_t i = 0;
         for (; i + LANES <= size_; i += LANES) {
             const F32 bias = bias_ ? load(bias_ + i) : zero();
-            body(i, value(load(row_ + i), load(weight_ + i), bias), int64_t(LANES));
+            const F32 weight = weight_ ? load(weight_ + i) : set1(1);
+            body(i, value(load(row_ + i), weight, bias), int64_t(LANES));
         }
         if (const int64_t rest = size_ - i) {
             const F32 bias = bias_ ? load_first(bias_ + i, rest) : zero();
-            body(i, value(load_first(row_ + i, rest), load_first(weight_ + i, rest), bias), rest);
+            // Zeros past the last column: they make zeros of the row's mean.
+            static constexpr float ones[LANES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+            const F32 weight = load_first(weight_ ? weight_ + i : ones, rest);
+            body(i, value(load_first(row_ + i, rest), weight, bias), rest);
         }
     }
 
@@ -75,10 +80,31 @@ inline void store_norm(const NormedRow& norm, float* out) {
     norm.each([=](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
 }
 
-// Writes the norm of a row as floats; `out` may be the row itself. bias may be null.
+// Writes the norm of a row as floats; `out` may be the row itself.
 inline void norm_row(NormKind kind, const float* row, int64_t size, const float* weight,
                      const float* bias, float eps, float* out) {
     store_norm(NormedRow(kind, row, size, weight, bias, eps), out);
+}
+
+// Adds the norm of a row to `sum`, as models do that norm a block's output (Gemma 2, OLMo 2).
+inline void add_norm_row(NormKind kind, const float* row, int64_t size, const float* weight,
+                         const float* bias, float eps, float* sum) {
+    NormedRow(kind, row, size, weight, bias, eps).each([=](int64_t i, F32 v, int64_t count) {
+        store_lanes(sum + i, add(load_lanes(sum + i, count), v), count);
+    });
+}
+
+// Writes the norms of adjacent groups of `size` columns, such as heads, as floats; `out` may be the
+// row itself. weight and bias belong to all groups, or to the first one, with the next group's
+// `weight_stride` floats behind.
+inline void norm_groups_row(NormKind kind, const float* row, int64_t num_groups, int64_t size,
+                            const float* weight, const float* bias, int64_t weight_stride,
+                            float eps, float* out) {
+    for (int64_t group = 0; group < num_groups; ++group) {
+        const int64_t first = group * weight_stride;
+        norm_row(kind, row + group * size, size, weight ? weight + first : nullptr,
+                 bias ? bias + first : nullptr, eps, out + group * size);
+    }
 }
 
 // Writes the norm of a row as bf16 operands.

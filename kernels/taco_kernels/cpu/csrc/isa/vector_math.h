@@ -75,7 +75,21 @@ inline F32 erf(F32 x) {
 
 inline F32 relu(F32 x) { return max(zero(), x); }
 
+// Squared ReLU (Primer, So et al. 2021).
+inline F32 relu2(F32 x) {
+    const F32 positive = relu(x);
+    return mul(positive, positive);
+}
+
+inline F32 sigmoid(F32 x) { return div(set1(1), add(set1(1), exp(negate(x)))); }
+
+// x limited to [-limit, limit]; NaN stays NaN.
+inline F32 clamp(F32 x, float limit) { return max(set1(-limit), min(set1(limit), x)); }
+
 inline F32 silu(F32 x) { return div(x, add(set1(1), exp(negate(x)))); }
+
+// x * sigmoid(slope * x); of slope 1.702 an approximation of gelu (Hendrycks and Gimpel 2016).
+inline F32 swish(F32 x, float slope) { return div(x, add(set1(1), exp(mul(set1(-slope), x)))); }
 
 inline F32 gelu(F32 x) {
     constexpr float sqrt_half = 0.707106781f;
@@ -97,8 +111,23 @@ inline F32 activate(F32 x, Activation activation) {
         case Activation::gelu: return gelu(x);
         case Activation::gelu_tanh: return gelu_tanh(x);
         case Activation::silu: return silu(x);
+        case Activation::relu2: return relu2(x);
+        case Activation::quick_gelu: return swish(x, 1.702f);
+        case Activation::swiglu_clipped: break;  // only with `activate_gated`
     }
     return x;
+}
+
+// The activation of gpt-oss, and of Phi-3-small ("gegelu"): gate and up are limited, and up is
+// shifted by 1.
+inline F32 swiglu_clipped(F32 gate, F32 up, float alpha, float limit) {
+    return mul(swish(min(set1(limit), gate), alpha), add(clamp(up, limit), set1(1)));
+}
+
+// One number from the two of a gated pair: act(gate) * up. alpha and limit: of swiglu_clipped.
+inline F32 activate_gated(F32 gate, F32 up, Activation activation, float alpha, float limit) {
+    if (activation == Activation::swiglu_clipped) return swiglu_clipped(gate, up, alpha, limit);
+    return mul(activate(gate, activation), up);
 }
 
 }  // namespace TACO_ISA

@@ -72,7 +72,7 @@ inline void finish_gated_block(const Product& product, const Block& block, const
 inline void finish_block(const Product& product, const Block& block, const void* sums) {
     if (product.epilogue == Epilogue::gate_mul) {
         return finish_gated_block(product, block, sums, [&](F32 gate, F32 up) {
-            return mul(activate(gate, product.activation), up);
+            return activate_gated(gate, up, product.activation, product.alpha, product.limit);
         });
     }
     const Matrix& matrix = product.matrix;
@@ -85,8 +85,9 @@ inline void finish_block(const Product& product, const Block& block, const void*
                 value = activate(value, product.activation);
             } else {
                 const float* out = static_cast<const float*>(product.out);
-                value = add(value, load_lanes(out + row * product.out_stride + column,
-                                              std::min(PANEL, matrix.n - column)));
+                const F32 sum = load_lanes(out + row * product.out_stride + column,
+                                           std::min(PANEL, matrix.n - column));
+                value = fma(value, set1(product.factor), sum);
             }
             write_columns(product, row, column, matrix.n, value);
         }

@@ -32,7 +32,7 @@ struct Matrix {
 // What is done with the sums of a product, sixteen columns at a time, before they are stored.
 enum class Epilogue : int32_t {
     store = 0,     // out = act(sum + bias)
-    add = 1,       // out += sum + bias (out is the float32 residual stream)
+    add = 1,       // out += factor * (sum + bias) (out is the float32 residual stream)
     gate_mul = 2,  // out[i] = act(gate[i]) * up[i] of a gated pair; out has n / 2 columns
 };
 
@@ -50,10 +50,12 @@ struct Product {
     Rows rows;
     Matrix matrix;
     Epilogue epilogue;
-    Activation activation;  // for Epilogue::store and gate_mul
-    void* out;              // [count, columns]
-    int64_t out_stride;     // items
-    bool out_is_operand;    // out holds Bf16Operands, else floats
+    Activation activation;       // for Epilogue::store and gate_mul
+    void* out;                   // [count, columns]
+    int64_t out_stride;          // items
+    bool out_is_operand;         // out holds Bf16Operands, else floats
+    float alpha = 0, limit = 0;  // of Activation::swiglu_clipped
+    float factor = 1;            // for Epilogue::add
 };
 
 // out[h] = x[h] W[h]^T for each head h of some rows.

@@ -51,7 +51,16 @@ constexpr int64_t padded_k(DType type, int64_t k) {
     return type == DType::f32 ? k : round_up(k, 64 / item_bytes(type));
 }
 
-enum class Activation : int32_t { none = 0, relu = 1, gelu = 2, gelu_tanh = 3, silu = 4 };
+enum class Activation : int32_t {
+    none = 0,
+    relu = 1,
+    gelu = 2,
+    gelu_tanh = 3,
+    silu = 4,
+    relu2 = 5,
+    quick_gelu = 6,
+    swiglu_clipped = 7,  // gated only
+};
 
 enum class NormKind : int32_t { rms = 0, layer = 1 };
 

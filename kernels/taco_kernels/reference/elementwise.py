@@ -1,0 +1,29 @@
+"""Reference of sums, factors, caps and gates, computed in float32 for any dtype."""
+
+import torch
+from torch import Tensor
+
+
+def add(x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
+    """x + factor * y"""
+    return (x.float() + factor * y.float()).to(x.dtype)
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x * factor"""
+    return (x.float() * factor).to(x.dtype)
+
+
+def cap(x: Tensor, limit: float) -> Tensor:
+    """limit * tanh(x / limit) (Gemma 2)"""
+    return (limit * torch.tanh(x.float() / limit)).to(x.dtype)
+
+
+def clip(x: Tensor, limit: float) -> Tensor:
+    """x within [-limit, limit] (`clip_qkv` of OLMo)"""
+    return x.clamp(-limit, limit)
+
+
+def gate(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate); gate [..., 1] or as x."""
+    return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
