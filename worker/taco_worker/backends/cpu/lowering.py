@@ -10,6 +10,7 @@ Fusions, each with the same bits as the separate ops:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -150,7 +151,7 @@ class _Lowering:
                         out=op.out,
                         activation=op.kind,
                         is_gated=op.gated,
-                        factor=op.limit or 0.0,
+                        factor=_limit(op),
                     )
                 )
             case Add():
@@ -214,10 +215,11 @@ class _Lowering:
         out = op.out
         epilogue: Epilogue = "store"
         activation: ActivationKind | Literal["none"] = "none"
+        limit = 0.0
         following = self._next()
         if isinstance(following, Activation) and self._only_reader(op.out, following):
             self._index += 1
-            out, activation = following.out, following.kind
+            out, activation, limit = following.out, following.kind, _limit(following)
             if following.gated:
                 epilogue = "gate_mul"
                 self.gated.add(op.weight)
@@ -235,6 +237,7 @@ class _Lowering:
             bias=op.bias,
             epilogue=epilogue,
             activation=activation,
+            factor=limit,
         )
         self._emit(lowered, out)
 
@@ -384,6 +387,10 @@ def _layer_ends(plan: ModelPlan) -> dict[int, int]:
         index += len(ops)
         ends[index] = layer
     return ends
+
+
+def _limit(op: Activation) -> float:
+    return math.inf if op.limit is None else op.limit
 
 
 def _continues(rope: Rope, x: Slice, following: Rope) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -13,7 +14,6 @@ from taco_kernels.kv_entry import KVEntry
 from taco_worker.attention.backend import AttentionBackend, require_support
 from taco_worker.backends.torch.fusion import AddNorm, RotateAndWriteKV, TorchOp
 from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
-from taco_worker.layers.activation import activate
 from taco_worker.layers.attention import attention_options
 from taco_worker.layers.linear import Linear
 from taco_worker.layers.ops import LayerOps
@@ -108,13 +108,13 @@ class NormModule(OpModule):
 
     def _norm(self, x: Tensor, residual: Tensor | None) -> Tensor:
         weight: Tensor | None = self.weight
-        assert weight is not None
+        bias: Tensor | None = self.bias
         if not self.op.shares_weight:
-            weight = weight.view(x.shape[1:])
+            weight = None if weight is None else weight.view(x.shape[1:])
+            bias = None if bias is None else bias.view(x.shape[1:])
         if self.op.kind == "rms":
-            return self.ops.rms_norm(x, weight, self.op.eps, residual=residual)
-        assert self.bias is not None
-        return self.ops.layer_norm(x, weight, self.bias, self.op.eps, residual=residual)
+            return self.ops.rms_norm(x, weight, self.op.eps, bias=bias, residual=residual)
+        return self.ops.layer_norm(x, weight, bias, self.op.eps, residual=residual)
 
 
 class RopeModule(OpModule):
@@ -198,13 +198,11 @@ class ActivationModule(OpModule):
 
     def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
         x = step.read(self.op.x)
-        if self.op.gated and self.op.kind == "silu":
-            step.write(self.op.out, self.ops.silu_mul(x))
-        elif self.op.gated:
-            gate, up = x.chunk(2, dim=-1)
-            step.write(self.op.out, activate(gate, self.op.kind) * up)
-        else:
-            step.write(self.op.out, activate(x, self.op.kind))
+        if not self.op.gated:
+            step.write(self.op.out, self.ops.activate(x, self.op.kind))
+            return
+        limit = math.inf if self.op.limit is None else self.op.limit
+        step.write(self.op.out, self.ops.act_mul(x, self.op.kind, limit=limit))
 
 
 class RouteModule(OpModule):
@@ -246,23 +244,23 @@ class ExpertsModule(OpModule):
 class ColumnsModule(OpModule):
     """Changes columns in place."""
 
-    def __init__(self, op: Add | Scale | Cap | Clip | Gate) -> None:
+    def __init__(self, op: Add | Scale | Cap | Clip | Gate, ops: LayerOps) -> None:
         super().__init__()
-        self.op = op
+        self.op, self.ops = op, ops
 
     def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
         x = step.read(self.op.x)
         match self.op:
             case Add(y=y, scale=scale):
-                x.add_(step.read(y), alpha=scale)
+                self.ops.add(x, step.read(y), scale)
             case Scale(factor=factor):
-                x.mul_(factor)
+                self.ops.scale(x, factor)
             case Cap(cap=cap):
-                x.div_(cap).tanh_().mul_(cap)
+                self.ops.cap(x, cap)
             case Clip(limit=limit):
-                x.clamp_(-limit, limit)
+                self.ops.clip(x, limit)
             case Gate(gate=gate):
-                x.mul_(torch.sigmoid(step.read(gate)))
+                self.ops.gate(x, step.read(gate))
 
 
 def make_module(
@@ -303,6 +301,6 @@ def make_module(
         case Experts():
             return ExpertsModule(op, parameters, ops)
         case Add() | Scale() | Cap() | Clip() | Gate():
-            return ColumnsModule(op)
+            return ColumnsModule(op, ops)
         case _:
             raise ValueError(f"torch has no {type(op).__name__}")

@@ -99,13 +99,14 @@ private:
                           const void* sums) {
                           char* out = scratch_.inner + first * scratch_.inner_stride *
                                                            ExpertScratch::inner_bytes(inner_type);
-                          const Product product = {own,
-                                                   matrix,
-                                                   Epilogue::gate_mul,
-                                                   activation.function,
-                                                   out,
-                                                   scratch_.inner_stride,
-                                                   inner_type == DType::bf16};
+                          Product product{};
+                          product.rows = own;
+                          product.matrix = matrix;
+                          product.epilogue = Epilogue::gate_mul;
+                          product.activation = activation.function;
+                          product.out = out;
+                          product.out_stride = scratch_.inner_stride;
+                          product.out_is_operand = inner_type == DType::bf16;
                           if (activation.limit == 0) return finish_block(product, block, sums);
                           finish_gated_block(product, block, sums, [&](F32 gate, F32 up) {
                               return clipped_swiglu(gate, up, activation.alpha, activation.limit);

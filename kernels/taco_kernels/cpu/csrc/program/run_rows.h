@@ -4,8 +4,10 @@
 #include <algorithm>
 
 #include "dispatch/isa_table.h"
+#include "elementwise/activation.h"
 #include "elementwise/norm.h"
 #include "elementwise/rotary.h"
+#include "elementwise/row_ops.h"
 #include "program/embedding.h"
 #include "program/program_args.h"
 #include "program/scratch.h"
@@ -13,6 +15,9 @@
 namespace TACO_ISA {
 
 constexpr OperandBytes OPERAND_BYTES{sizeof(Bf16Operand), sizeof(Int8Operand)};
+
+// Of Activation::swiglu_clipped, in all models that have it.
+constexpr float GATE_SLOPE = 1.702f;
 
 // Calls body(row) once for each row, on the next free thread. Ends with a barrier.
 template <class Body>
@@ -74,14 +79,6 @@ private:
         return buffers_[columns.buffer].scales + (is_local ? row : begin_ + row);
     }
 
-    // Calls body(vector of x, offset, number of columns) for all columns of `columns`.
-    template <class Body>
-    static void each_vector(int64_t columns, Body body) {
-        for (int64_t i = 0; i < columns; i += LANES) {
-            body(i, std::min<int64_t>(columns - i, LANES));
-        }
-    }
-
     void embed(const Op& op) const {
         share_rows(thread_, count_, [&](int64_t row) {
             const int64_t token = begin_ + row;
@@ -108,13 +105,8 @@ private:
             return;
         }
         share_rows(thread_, count_, [&](int64_t row) {
-            const float* x = floats_of(op.x, row);
-            float* out = floats_of(op.out, row);
-            for (int64_t i = 0; i < op.x.size; i += op.group) {
-                const int64_t first = i / op.group * op.weight_step;
-                norm_row(op.norm, x + i, op.group, op.weight ? op.weight + first : nullptr,
-                         op.bias ? op.bias + first : nullptr, op.eps, out + i);
-            }
+            norm_groups_row(op.norm, floats_of(op.x, row), op.x.size / op.group, op.group,
+                            op.weight, op.bias, op.weight_step, op.eps, floats_of(op.out, row));
         });
     }
 
@@ -132,7 +124,7 @@ private:
         const int64_t stride = as_operands ? padded_k(DType::bf16, op.out.size)
                                            : buffers_[op.out.buffer].float_stride();
         kernels().multiply(thread_, Product{rows, op.matrix, op.epilogue, op.activation, out,
-                                            stride, as_operands});
+                                            stride, as_operands, GATE_SLOPE, op.factor});
     }
 
     // The columns as the left factor of a product with `matrix`.
@@ -181,49 +173,36 @@ private:
     void activate_columns(const Op& op) const {
         share_rows(thread_, count_, [&](int64_t row) {
             const float* x = floats_of(op.x, row);
+            const int64_t size = op.out.size;
             float* out = floats_of(op.out, row);
-            each_vector(op.out.size, [&](int64_t i, int64_t lanes) {
-                F32 value = activate(load_lanes(x + i, lanes), op.activation);
-                if (op.is_gated) value = mul(value, load_lanes(x + op.out.size + i, lanes));
-                store_lanes(out + i, value, lanes);
-            });
+            if (op.is_gated) {
+                gate_up_row(op.activation, GATE_SLOPE, op.factor, x, x + size, size, out);
+            } else {
+                activate_row(op.activation, x, size, out);
+            }
         });
     }
 
     void add_columns(const Op& op) const {
-        const F32 factor = set1(op.factor);
         share_rows(thread_, count_, [&](int64_t row) {
-            float* x = floats_of(op.x, row);
-            const float* y = floats_of(op.y, row);
-            each_vector(op.x.size, [&](int64_t i, int64_t lanes) {
-                const F32 sum =
-                    add(load_lanes(x + i, lanes), mul(factor, load_lanes(y + i, lanes)));
-                store_lanes(x + i, sum, lanes);
-            });
+            add_row(floats_of(op.x, row), floats_of(op.y, row), op.x.size, op.factor);
         });
     }
-
     void scale_columns(const Op& op) const {
-        map_columns(op, [factor = set1(op.factor)](F32 x) { return mul(x, factor); });
+        share_rows(thread_, count_,
+                   [&](int64_t row) { scale_row(floats_of(op.x, row), op.x.size, op.factor); });
     }
     void cap_columns(const Op& op) const {
-        const F32 cap = set1(op.factor);
-        map_columns(op, [cap](F32 x) { return mul(cap, tanh(div(x, cap))); });
+        share_rows(thread_, count_,
+                   [&](int64_t row) { cap_row(floats_of(op.x, row), op.x.size, op.factor); });
     }
     void clip_columns(const Op& op) const {
-        const F32 high = set1(op.factor), low = set1(-op.factor);
-        map_columns(op, [high, low](F32 x) { return min(max(x, low), high); });
+        share_rows(thread_, count_,
+                   [&](int64_t row) { clip_row(floats_of(op.x, row), op.x.size, op.factor); });
     }
-
     void gate_columns(const Op& op) const {
         share_rows(thread_, count_, [&](int64_t row) {
-            float* x = floats_of(op.x, row);
-            const float* gate = floats_of(op.y, row);
-            each_vector(op.x.size, [&](int64_t i, int64_t lanes) {
-                const F32 g = op.y.size == 1 ? set1(gate[0]) : load_lanes(gate + i, lanes);
-                store_lanes(x + i, div(load_lanes(x + i, lanes), add(set1(1), exp(negate(g)))),
-                            lanes);
-            });
+            gate_row(floats_of(op.x, row), floats_of(op.y, row), op.x.size, op.y.size);
         });
     }
 
@@ -270,16 +249,6 @@ private:
                 std::copy_n(floats_of(op.x, row), op.x.size, out);
             });
         }
-    }
-
-    template <class Function>
-    void map_columns(const Op& op, Function function) const {
-        share_rows(thread_, count_, [&](int64_t row) {
-            float* x = floats_of(op.x, row);
-            each_vector(op.x.size, [&](int64_t i, int64_t lanes) {
-                store_lanes(x + i, function(load_lanes(x + i, lanes)), lanes);
-            });
-        });
     }
 
     Thread& thread_;

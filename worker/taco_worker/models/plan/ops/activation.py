@@ -9,7 +9,7 @@ from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.slices import Slice
 
 ActivationKind = Literal[
-    "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "swiglu_clipped", "gegelu"
+    "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "swiglu_clipped"
 ]
 # What config.json's names mean.
 ACTIVATIONS: dict[str, ActivationKind] = {
@@ -31,7 +31,7 @@ class Activation(Op):
 
     Attributes:
         gated: x holds gate and up side by side, each of out's size.
-        limit: bound of gate and up for the clipped kinds ("swiglu_clipped", "gegelu").
+        limit: bound of gate and up of "swiglu_clipped" (gpt-oss, Phi-3-small); None: unlimited.
     """
 
     x: Slice
