@@ -12,6 +12,7 @@ from taco_worker.models.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    PositionGrowth,
     ProportionalScaling,
     RotaryConfig,
     YarnScaling,
@@ -25,6 +26,7 @@ def cos_sin_table(
     device: torch.device,
     *,
     max_length: int | None = None,
+    growth: PositionGrowth | None = None,
 ) -> Tensor:
     """Cosines, then sines, of positions 0 to num_positions - 1.
 
@@ -32,6 +34,7 @@ def cos_sin_table(
         rotary_dim: numbers of a head that are rotated.
         max_length: longest sequence in tokens that is served, by which long factors are chosen; by
             default num_positions.
+        growth: a factor on cosines and sines for each position.
 
     Returns:
         float32 [num_positions, rotary_dim].
@@ -43,7 +46,10 @@ def cos_sin_table(
     frequencies = inverse_frequencies(config, rotary_dim, longest).to(device)
     positions = torch.arange(num_positions, device=device)
     angles = torch.outer(positions.float(), frequencies)
-    factor = attention_factor(config, longest)
+    factor: float | Tensor = attention_factor(config, longest)
+    if growth is not None:
+        times = positions // growth.original_max_position_embeddings
+        factor = factor * (1 + growth.beta * torch.log1p(times.float())).unsqueeze(1)
     return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=1)
 
 

@@ -95,6 +95,17 @@ RopeScaling = (
 
 
 @dataclass(frozen=True, slots=True)
+class PositionGrowth:
+    """A factor on queries that grows with the position p (Llama 4, Ministral 3).
+
+    It is 1 + beta * ln(1 + floor(p / original_max_position_embeddings)).
+    """
+
+    beta: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
 class RotaryConfig:
     """Rotary positions of one kind of layer.
 

@@ -41,7 +41,11 @@ class Assembly:
         self._ropes: dict[str, tuple[Tensor, Tensor]] = {}
         for name, table in plan.rope_tables.items():
             cos_sin = cos_sin_table(
-                table.rotary, table.rotary_dim, num_positions, torch.device("cpu")
+                table.rotary,
+                table.rotary_dim,
+                num_positions,
+                torch.device("cpu"),
+                growth=table.growth,
             )
             cosines, sines = cos_sin.chunk(2, dim=1)
             self._ropes[name] = cosines.contiguous(), sines.contiguous()

@@ -102,19 +102,26 @@ class NormModule(OpModule):
         x, residual = step.read(self.op.x), None
         if self.y is not None:
             x, residual = step.read(self.y), x
-        if self.op.group is not None and self.op.group != self.op.x.size:
-            x = x.unflatten(-1, (-1, self.op.group))
-        step.write(self.op.out, self._norm(x, residual).flatten(1))
+        if self.op.out != self.op.x:
+            step.write(self.op.out, self._norm(self._groups(x), residual).flatten(1))
+            return
+        # In place, since these may be some columns of their buffer.
+        self._norm(self._groups(x), residual, self._groups(step.read(self.op.out)))
 
-    def _norm(self, x: Tensor, residual: Tensor | None) -> Tensor:
+    def _groups(self, x: Tensor) -> Tensor:
+        if self.op.group is None or self.op.group == self.op.x.size:
+            return x
+        return x.unflatten(-1, (-1, self.op.group))
+
+    def _norm(self, x: Tensor, residual: Tensor | None, out: Tensor | None = None) -> Tensor:
         weight: Tensor | None = self.weight
         bias: Tensor | None = self.bias
         if not self.op.shares_weight:
             weight = None if weight is None else weight.view(x.shape[1:])
             bias = None if bias is None else bias.view(x.shape[1:])
         if self.op.kind == "rms":
-            return self.ops.rms_norm(x, weight, self.op.eps, bias=bias, residual=residual)
-        return self.ops.layer_norm(x, weight, bias, self.op.eps, residual=residual)
+            return self.ops.rms_norm(x, weight, self.op.eps, bias=bias, residual=residual, out=out)
+        return self.ops.layer_norm(x, weight, bias, self.op.eps, residual=residual, out=out)
 
 
 class RopeModule(OpModule):

@@ -73,7 +73,8 @@ class PlanNetwork(nn.Module):
         for name, parameter in plan.parameters.items():
             is_on_host = name.startswith("layers.") and int(name.split(".")[1]) >= first_on_host
             place = torch.device("cpu") if is_on_host else device
-            values_dtype = torch.float32 if name in choice_biases else dtype
+            is_wide = name in choice_biases or parameter.is_wide
+            values_dtype = torch.float32 if is_wide else dtype
             values = torch.empty(parameter.shape, dtype=values_dtype, device=place)
             self.by_name[name] = nn.Parameter(values, requires_grad=False)
 
@@ -95,7 +96,7 @@ class PlanNetwork(nn.Module):
         """Compute the rope tables of `num_positions` positions; call it before `forward`."""
         for name, table in self.plan.rope_tables.items():
             self._cos_sin[name] = cos_sin_table(
-                table.rotary, table.rotary_dim, num_positions, self.device
+                table.rotary, table.rotary_dim, num_positions, self.device, growth=table.growth
             )
 
     def forward(

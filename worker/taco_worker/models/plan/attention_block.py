@@ -61,11 +61,16 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary positions of a layer; `table` is a name from `PlanBuilder.rope_table`."""
+    """Rotary positions of a layer; tables are names from `PlanBuilder.rope_table`.
+
+    Attributes:
+        query_table: of the queries, if that is not the keys'.
+    """
 
     table: str
     rotary_dim: int
     style: RopeStyle = "half"
+    query_table: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +135,8 @@ def attention(b: PlanBuilder, x: Slice, spec: AttentionSpec) -> Slice:
         _norm_heads(b, spec, query, key)
     if spec.rope is not None:
         rope = spec.rope
-        for part in (query, key):
-            b.add(Rope(part, heads.head_dim, rope.rotary_dim, rope.table, 0, rope.style))
+        for part, table in ((query, rope.query_table or rope.table), (key, rope.table)):
+            b.add(Rope(part, heads.head_dim, rope.rotary_dim, table, 0, rope.style))
     if spec.norm_after_rope:
         _norm_heads(b, spec, query, key)
     entry = b.write_kv(KVEntry(heads.num_kv_heads, heads.head_dim, heads.head_dim), key, value)

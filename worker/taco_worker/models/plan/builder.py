@@ -19,12 +19,13 @@ from taco_worker.models.plan.ops.op import Op, Shape
 from taco_worker.models.plan.parameters import Parameter, Source
 from taco_worker.models.plan.slices import Slice
 from taco_worker.models.plan.views import View
-from taco_worker.models.rope import RotaryConfig
+from taco_worker.models.rope import PositionGrowth, RotaryConfig
 
 STREAM = "x"
 NORMED = "h"
 BLOCK_OUT = "y"
 HIDDEN = "hidden"
+HEAD = "{head}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,15 @@ class PlanBuilder:
         """Declare a parameter with an axis of experts; a checkpoint has one of the layouts."""
         return self._declare(name, shape, layouts, shape[0], initial)
 
-    def rope_table(self, name: str, rotary: RotaryConfig, rotary_dim: int) -> str:
-        self._rope_tables[name] = RopeTable(rotary, rotary_dim)
+    def rope_table(
+        self,
+        name: str,
+        rotary: RotaryConfig,
+        rotary_dim: int,
+        *,
+        growth: PositionGrowth | None = None,
+    ) -> str:
+        self._rope_tables[name] = RopeTable(rotary, rotary_dim, growth)
         return name
 
     def embed(self, module: str, *, scale: float = 1.0, project: str | None = None) -> None:
@@ -175,10 +183,14 @@ class PlanBuilder:
     def head_norm(
         self, x: Slice, name: str, module: str, spec: NormSpec, head_dim: int, *views: View
     ) -> None:
-        """Norm each head of `x` in place; with `views` each head has its own weight."""
-        size = x.size if views else head_dim
-        weight, bias = self._norm_parameters(name, module, spec, (size,), views)
-        self.add(Norm(x, x, spec.kind, spec.eps, weight, bias, head_dim, not views))
+        """Norm each head of `x` in place.
+
+        With `views`, or `{head}` in the module's name, each head has its own weight.
+        """
+        shares = not views and HEAD not in module
+        size = head_dim if shares else x.size
+        weight, bias = self._norm_parameters(name, module, spec, (size,), views, head_dim)
+        self.add(Norm(x, x, spec.kind, spec.eps, weight, bias, head_dim, shares))
 
     def linear(
         self,
@@ -247,8 +259,14 @@ class PlanBuilder:
             hidden = self.linear(hidden, "embed_out_proj", parts, out=narrow)
         logits = self.buffer("logits", self.vocab_size)
         if tied:
-            self._ignored.append(rf"^{re.escape(module)}\.(weight|bias)$")
-            self.add(Linear(hidden, logits, "embed_tokens.weight"))
+            self._ignored.append(rf"^{re.escape(module)}\.{'weight' if bias else '(weight|bias)'}$")
+            bias_name = None
+            if bias:
+                source = Source(f"{module}.bias", 0, self.vocab_size)
+                bias_name = self.parameter(
+                    "lm_head.bias", (self.vocab_size,), [source], initial=0.0
+                )
+            self.add(Linear(hidden, logits, "embed_tokens.weight", bias_name))
         else:
             parts = [Module(module, self.vocab_size, views)]
             self.linear(hidden, "lm_head", parts, bias=bias, out=logits)
@@ -294,11 +312,23 @@ class PlanBuilder:
         return self.parameter(f"{name}.weight", (num_rows, size), [source])
 
     def _norm_parameters(
-        self, name: str, module: str, spec: NormSpec, shape: Shape, views: tuple[View, ...] = ()
+        self,
+        name: str,
+        module: str,
+        spec: NormSpec,
+        shape: Shape,
+        views: tuple[View, ...] = (),
+        head_dim: int = 1,
     ) -> tuple[str | None, str | None]:
         def declare(kind: str, initial: float, *views: View) -> str:
-            source = Source(f"{module}.{kind}", 0, shape[0], views)
-            return self.parameter(f"{name}.{kind}", shape, [source], initial=initial)
+            stored = f"{module}.{kind}"
+            sources = [Source(stored, 0, shape[0], views)]
+            if HEAD in stored:
+                sources = [
+                    Source(stored.replace(HEAD, str(head)), head * head_dim, head_dim, views)
+                    for head in range(shape[0] // head_dim)
+                ]
+            return self.parameter(f"{name}.{kind}", shape, sources, initial=initial)
 
         weight = declare("weight", 1.0, *views, *spec.views) if spec.has_weight else None
         bias = declare("bias", 0.0, *views) if spec.has_bias else None

@@ -15,15 +15,20 @@ from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.ops.rope import Rope
 from taco_worker.models.plan.parameters import Parameter
 from taco_worker.models.plan.slices import Slice
-from taco_worker.models.rope import RotaryConfig
+from taco_worker.models.rope import PositionGrowth, RotaryConfig
 
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Cosines and sines of all positions, for heads that rotate `rotary_dim` columns."""
+    """Cosines and sines of all positions, for heads that rotate `rotary_dim` columns.
+
+    Attributes:
+        growth: a factor on both for each position; of tables of queries.
+    """
 
     rotary: RotaryConfig
     rotary_dim: int
+    growth: PositionGrowth | None = None
 
 
 @dataclass(frozen=True, slots=True)

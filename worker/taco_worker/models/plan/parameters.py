@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from taco_worker.models.plan.views import Shape, View
+from taco_worker.models.plan.views import PlusOne, Shape, View
 
 EXPERT = "{expert}"
 
@@ -44,6 +44,12 @@ class Parameter:
     layouts: tuple[tuple[Source, ...], ...]
     num_experts: int | None = None
     initial: float | None = None
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it stays float32 in models of narrower dtypes, which would round it."""
+        sources = (source for layout in self.layouts for source in layout)
+        return any(isinstance(view, PlusOne) for source in sources for view in source.views)
 
 
 @dataclass(frozen=True, slots=True)

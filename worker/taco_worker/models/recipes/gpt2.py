@@ -14,7 +14,6 @@ _NAMES = TensorNames((("transformer.", ""),), (r"\.attn\.(masked_)?bias$",))
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
-    fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.only("add_cross_attention", False)
     hidden_size, num_heads = fields.size("n_embd"), fields.size("n_head")
     length = fields.size("n_positions")
@@ -23,18 +22,19 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     size = fields.optional_size("n_inner") or 4 * hidden_size
     activation = fields.activation("activation_function", default="gelu_new")
     scale = head_dim**-0.5 if fields.flag("scale_attn_weights", default=True) else 1.0
+    by_layer = fields.flag("scale_attn_by_inverse_layer_idx", default=False)
     norm = layer_norm(fields.epsilon("layer_norm_epsilon", default=1e-5))
     b = PlanBuilder(vocab_size=fields.size("vocab_size"), hidden_size=hidden_size)
     b.embed("wte")
     b.embed_positions("wpe", length)
     for _ in range(fields.size("n_layer")):
-        with b.layer():
+        with b.layer() as layer:
             h = b.norm(b.stream, "attn_norm", "h.{layer}.ln_1", norm)
             spec = AttentionSpec(
                 heads,
                 heads.packed("h.{layer}.attn.c_attn", Transpose()),
                 _conv1d("attn.c_proj", hidden_size),
-                scale,
+                scale / (layer + 1) if by_layer else scale,
                 qkv_bias=True,
                 out_bias=True,
             )

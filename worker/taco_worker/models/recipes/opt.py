@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.attention_block import AttentionSpec, Heads, attention
-from taco_worker.models.plan.builder import Module, PlanBuilder, layer_norm
+from taco_worker.models.plan.builder import Module, NormSpec, PlanBuilder
 from taco_worker.models.plan.mlp_block import mlp, plain_mlp
 from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
 
@@ -16,7 +16,6 @@ _NAMES = TensorNames((("model.", ""),))
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
-    fields.only("layer_norm_elementwise_affine", True)
     hidden_size, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     length, size = fields.size("max_position_embeddings"), fields.size("ffn_dim")
     embedding_size = fields.optional_size("word_embed_proj_dim") or hidden_size
@@ -24,7 +23,8 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     bias = fields.flag("enable_bias", default=True)
     activation = fields.activation("activation_function", default="relu")
     heads = Heads(num_heads, num_heads, hidden_size // num_heads)
-    norm = layer_norm(1e-5)
+    affine = fields.flag("layer_norm_elementwise_affine", default=True)
+    norm = NormSpec("layer", 1e-5, has_weight=affine, has_bias=affine)
     layer = "decoder.layers.{layer}"
     projects = embedding_size != hidden_size
     b = PlanBuilder(

@@ -18,5 +18,5 @@ def sliding_windows(fields: ConfigFields) -> list[int | None] | None:
     window, num_layers = fields.size("sliding_window"), fields.size("num_hidden_layers")
     if kinds := fields.per_layer("layer_types", num_layers):
         return [window if kind == "sliding_attention" else None for kind in kinds]
-    first = fields.number("max_window_layers")
+    first = fields.number("max_window_layers", default=28)
     return [window if layer >= first else None for layer in range(num_layers)]

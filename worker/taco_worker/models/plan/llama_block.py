@@ -1,0 +1,172 @@
+"""Blocks with Llama's tensor names, read from the fields of a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.attention_block import AttentionSpec, HeadNorm, Heads
+from taco_worker.models.plan.builder import Module, NormSpec, rms
+from taco_worker.models.plan.decoder_block import (
+    ATTENTION,
+    MLP,
+    DecoderSpec,
+    Head,
+    Rotary,
+    Sizes,
+)
+from taco_worker.models.plan.mlp_block import MlpSpec, gated_mlp, plain_mlp
+from taco_worker.models.plan.ops.activation import ActivationKind
+from taco_worker.models.plan.ops.rope import RopeStyle
+from taco_worker.models.rope import RotaryConfig, scaled_max_position_embeddings
+from taco_worker.models.rope_parsing import parse_rotary
+
+
+def llama_spec(
+    fields: ConfigFields,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    eps: float = 1e-6,
+    default_head_dim: int | None = None,
+    default_theta: float = 10_000.0,
+    default_partial: float | None = None,
+    tied: bool = False,
+    rotary: Rotary | None = None,
+    **changes: Any,
+) -> DecoderSpec:
+    """Llama's decoder; arguments without an explanation are what configs without a field mean.
+
+    Args:
+        default_partial: None: the model always rotates whole heads.
+        rotary: by default the same in all layers. With it, the config's length is the scaled one.
+        changes: attributes of the spec that differ from Llama's.
+    """
+    length = fields.size("max_position_embeddings")
+    if rotary is None:
+        settings = parse_rotary(
+            fields.values, default_theta=default_theta, default_partial=default_partial or 1.0
+        )
+        partial = settings.partial_rotary_factor
+        if default_partial is None and partial != 1.0:
+            raise ValueError(f"partial_rotary_factor {partial} is not supported, only 1")
+        length = scaled_max_position_embeddings(settings, length)
+        rotary = Rotary(settings={"rope": settings})
+    heads = read_heads(fields, default_head_dim=default_head_dim)
+    spec = DecoderSpec(
+        sizes=read_sizes(fields, length),
+        attention=llama_attention(fields, heads, qkv_bias=qkv_bias, out_bias=out_bias),
+        mlp=llama_mlp(fields),
+        norm=rms(fields.epsilon("rms_norm_eps", default=eps)),
+        head=Head(tied=fields.flag("tie_word_embeddings", default=tied)),
+        rotary=rotary,
+    )
+    return replace(spec, **changes)
+
+
+def read_sizes(fields: ConfigFields, max_position_embeddings: int) -> Sizes:
+    return Sizes(
+        fields.size("vocab_size"),
+        fields.size("hidden_size"),
+        fields.size("num_hidden_layers"),
+        max_position_embeddings,
+    )
+
+
+def read_heads(fields: ConfigFields, *, default_head_dim: int | None = None) -> Heads:
+    num_heads = fields.size("num_attention_heads")
+    default = default_head_dim or fields.size("hidden_size") // num_heads
+    head_dim = fields.optional_size("head_dim") or default
+    return Heads(num_heads, fields.size("num_key_value_heads", default=num_heads), head_dim)
+
+
+def llama_attention(
+    fields: ConfigFields,
+    heads: Heads,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    out: str = "o_proj",
+) -> AttentionSpec:
+    return AttentionSpec(
+        heads,
+        heads.separate(*(f"{ATTENTION}.{name}_proj" for name in "qkv")),
+        Module(f"{ATTENTION}.{out}", fields.size("hidden_size")),
+        heads.head_dim**-0.5,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+    )
+
+
+def llama_mlp(
+    fields: ConfigFields, activation: ActivationKind | None = None, *, bias: bool = False
+) -> MlpSpec:
+    """`activation`: by default the config's."""
+    activation = activation or fields.activation("hidden_act", default="silu")
+    size, hidden_size = fields.size("intermediate_size"), fields.size("hidden_size")
+    return gated_mlp(MLP, size, hidden_size, activation, bias=bias)
+
+
+def fused_mlp(fields: ConfigFields) -> MlpSpec:
+    """One module holds gate, then up."""
+    spec = llama_mlp(fields)
+    return replace(spec, up=[Module(f"{MLP}.gate_up_proj", 2 * spec.size)])
+
+
+def two_layer_mlp(
+    fields: ConfigFields, up: str, down: str, activation: ActivationKind, *, bias: bool
+) -> MlpSpec:
+    """An MLP without a gate, of modules inside `mlp`."""
+    size, hidden_size = fields.size("intermediate_size"), fields.size("hidden_size")
+    modules = Module(f"{MLP}.{up}", size), Module(f"{MLP}.{down}", hidden_size)
+    return plain_mlp(*modules, activation, bias=bias)
+
+
+def head_norms(spec: NormSpec, query: str = "q_norm", key: str = "k_norm") -> HeadNorm:
+    """Norms of each query and each key head, with the same weights for all heads."""
+    return HeadNorm(f"{ATTENTION}.{query}", f"{ATTENTION}.{key}", spec)
+
+
+def windows_by_type(
+    fields: ConfigFields, *, period: int | None = None, default_window: int | None = None
+) -> list[int | None]:
+    """Windows of layers by `layer_types`.
+
+    Args:
+        period: without layer_types, every `period`-th layer sees all tokens; None: all do.
+        default_window: of configs without sliding_window.
+    """
+    kinds = layer_types(fields, period)
+    window = fields.size("sliding_window", default=default_window) if SLIDING in kinds else None
+    return [window if kind == SLIDING else None for kind in kinds]
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def layer_types(fields: ConfigFields, period: int | None = None) -> Sequence[str]:
+    """The type of each layer; see `windows_by_type`.
+
+    Raises:
+        ValueError: a type is unknown.
+    """
+    num_layers = fields.size("num_hidden_layers")
+    given = fields.per_layer("layer_types", num_layers)
+    if given is None:
+        return [SLIDING if period and (layer + 1) % period else FULL for layer in range(num_layers)]
+    for kind in given:
+        if kind not in (SLIDING, FULL):
+            raise ValueError(f"layer_types must be {SLIDING} or {FULL}, not {kind!r}")
+    return given
+
+
+def rotary_by_type(
+    settings: Mapping[str, RotaryConfig | None], kinds: Sequence[str], style: RopeStyle = "half"
+) -> Rotary:
+    """Rotary positions of each layer by its type; None: layers of the type have none."""
+    given = {kind: one for kind, one in settings.items() if one is not None}
+    return Rotary(
+        settings=given, tables=[kind if kind in given else None for kind in kinds], style=style
+    )
