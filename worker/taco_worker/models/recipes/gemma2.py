@@ -1,0 +1,16 @@
+"""Gemma 2: Gemma with norms around blocks, caps, and windows in every other layer."""
+
+from __future__ import annotations
+
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.decoder_block import decoder
+from taco_worker.models.plan.llama_block import windows_by_type
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.recipes.gemma import gemma_spec, with_caps
+
+
+def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    activation = fields.activation("hidden_activation", default="gelu_pytorch_tanh")
+    windows = windows_by_type(fields, period=2, default_window=4096)
+    spec = gemma_spec(fields, activation, windows=windows)
+    return decoder(architecture, with_caps(fields, spec, 50.0, 30.0))

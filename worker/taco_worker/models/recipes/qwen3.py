@@ -1,0 +1,24 @@
+"""Qwen3: Llama with norms of each query and key head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.decoder_block import decoder
+from taco_worker.models.plan.llama_block import head_norms, llama_spec
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.recipes.qwen2 import sliding_windows
+
+
+def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    bias = fields.flag("attention_bias", default=False)
+    spec = llama_spec(
+        fields,
+        qkv_bias=bias,
+        out_bias=bias,
+        default_head_dim=128,
+        windows=sliding_windows(fields),
+    )
+    attention = replace(spec.attention, head_norm=head_norms(spec.norm))
+    return decoder(architecture, replace(spec, attention=attention))

@@ -1,0 +1,38 @@
+"""SmolLM3: Llama without rotary positions in some layers."""
+
+from __future__ import annotations
+
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.decoder_block import Rotary, decoder
+from taco_worker.models.plan.llama_block import llama_mlp, llama_spec
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.recipes.qwen2 import sliding_windows
+from taco_worker.models.rope_parsing import parse_rotary
+
+_DEFAULT_THETA = 2e6
+
+
+def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    bias = fields.flag("attention_bias", default=False)
+    rotary = parse_rotary(fields.values, default_theta=_DEFAULT_THETA)
+    spec = llama_spec(
+        fields,
+        qkv_bias=bias,
+        out_bias=bias,
+        default_theta=_DEFAULT_THETA,
+        tied=True,
+        mlp=llama_mlp(fields, bias=fields.flag("mlp_bias", default=False)),
+        rotary=Rotary(settings={"rope": rotary}, tables=_tables(fields)),
+        windows=sliding_windows(fields),
+    )
+    return decoder(architecture, spec)
+
+
+def _tables(fields: ConfigFields) -> list[str | None]:
+    """`no_rope_layers` has a 1 for each layer with rotary positions."""
+    num_layers = fields.size("num_hidden_layers")
+    given = fields.per_layer("no_rope_layers", num_layers)
+    if given is None:
+        interval = fields.size("no_rope_layer_interval", default=4)
+        given = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    return ["rope" if has_rope else None for has_rope in given]
