@@ -93,8 +93,9 @@ class _Falcon:
         return Oracle(forward)
 
 
-_LAYOUT = _Falcon(Native("FalconForCausalLM"))
-_REFINED_WEB_LAYOUT = _Falcon(Native("FalconForCausalLM", _from_refined_web))
+# Its eager attention adds the biases twice (transformers 5.23): to the mask, and to the scores.
+_LAYOUT = _Falcon(Native("FalconForCausalLM", attention="sdpa"))
+_REFINED_WEB_LAYOUT = _Falcon(Native("FalconForCausalLM", _from_refined_web, attention="sdpa"))
 _RW_FIELDS = {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
 _REFINED_WEB: dict[str, Any] = {
     **{

@@ -39,6 +39,7 @@ class Native:
         to_native: published config fields -> fields that the config class knows.
         missing_prefix: what the published files leave out in front of each tensor's name.
         ignored: config -> tensors that published files hold beside the weights, such as masks.
+        attention: transformers' implementation.
         as_saved_by_transformers: config.json and tensors in the form that transformers 5 gives
             them (`rope_parameters`, experts stacked in 3-D tensors), not as first published.
     """
@@ -48,6 +49,7 @@ class Native:
     missing_prefix: str = ""
     ignored: Callable[[Mapping[str, Any]], Tensors] = _none
     as_saved_by_transformers: bool = False
+    attention: str = "eager"
 
     def random_checkpoint(
         self, config: Mapping[str, Any], seed: int
@@ -71,7 +73,7 @@ class Native:
             for name, value in tensors.items()
             if name not in ignored
         }
-        model = load_model(self.model, self.to_native(config), weights)
+        model = load_model(self.model, self.to_native(config), weights, attention=self.attention)
         fix_long_rope(model, max_model_len)
         return Oracle(lambda ids: model(ids[None], use_cache=False).logits[0])
 
@@ -110,8 +112,10 @@ def random_values(like: Tensor, generator: torch.Generator) -> Tensor:
     return start + torch.randn(like.shape, generator=generator) * 0.2
 
 
-def load_model(model: str, fields: Mapping[str, Any], weights: Tensors) -> Any:
-    """A model in fp32 with eager attention, its weights those of a checkpoint.
+def load_model(
+    model: str, fields: Mapping[str, Any], weights: Tensors, *, attention: str = "eager"
+) -> Any:
+    """A model in fp32, its weights those of a checkpoint.
 
     Raises:
         ValueError: a weight of the model is not in the checkpoint, or the reverse.
@@ -120,7 +124,7 @@ def load_model(model: str, fields: Mapping[str, Any], weights: Tensors) -> Any:
         None,
         config=config_of(model, fields),
         state_dict={name: value.float() for name, value in weights.items()},
-        attn_implementation="eager",
+        attn_implementation=attention,
         dtype=torch.float32,
         output_loading_info=True,
     )

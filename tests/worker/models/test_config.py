@@ -204,7 +204,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
             '{"architectures": ["MambaForCausalLM"]}',
             "MambaForCausalLM is not supported; supported are ",
         ),
-        ('{"architectures": ["LlamaForCausalLM"]}', "has no 'hidden_size'"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "has no 'intermediate_size'"),
     ],
 )
 def test_bad_config(tmp_path: Path, content: str, message: str) -> None:

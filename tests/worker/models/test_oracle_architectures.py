@@ -1,0 +1,88 @@
+"""Every variant of every architecture against its oracle: the same checkpoint, the same logits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.architectures.variant import Oracle, Variant, token_sequences
+from support.architectures.variants import VARIANTS
+from support.models import load_step_model
+from support.paged import PagedRunner
+from taco_worker.models.config import load_hf_config
+from taco_worker.models.registry import supported_architectures
+
+TOLERANCE = 1e-4
+NUM_BLOCKS, BLOCK_SIZE = 40, 16
+SUPPORTED = [v for v in VARIANTS.values() if v.architecture in supported_architectures()]
+
+
+def _oracle(variant: Variant, path: Path, num_blocks: int = NUM_BLOCKS) -> Oracle:
+    """Of the lengths that `PagedRunner` serves, which fix long rope."""
+    length = load_hf_config(path).plan.max_position_embeddings
+    return variant.reference(path, max_model_len=min(num_blocks * BLOCK_SIZE, length))
+
+
+def _assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.fixture(scope="module", params=SUPPORTED, ids=lambda variant: variant.name)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Oracle]:
+    variant: Variant = request.param
+    path = variant.make(tmp_path_factory.mktemp("model") / variant.name)
+    return path, _oracle(variant, path)
+
+
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+def test_logits_of_a_mixed_batch(checkpoint: tuple[Path, Oracle], serves: str) -> None:
+    """Prompts in chunks of any size beside decoding, each row on the KV of the chunks before."""
+    path, oracle = checkpoint
+    sequences = dict(zip("abc", token_sequences((52, 3, 40)), strict=True))
+    expected = dict(zip("abc", oracle(list(sequences.values())), strict=True))
+    runner = PagedRunner(load_step_model(path, serves), num_blocks=NUM_BLOCKS)
+    rng = random.Random(0)
+    rest = dict(sequences)
+    actual: dict[str, list[Tensor]] = {name: [] for name in sequences}
+    while rest:
+        names = [name for name in rest if rng.random() < 0.8] or list(rest)
+        sizes = {name: rng.choice((1, 1, rng.randint(1, 24))) for name in names}
+        chunks = {name: rest[name][: sizes[name]] for name in names}
+        for name, logits in runner.step(chunks).items():
+            actual[name].append(logits)
+            rest[name] = rest[name][len(chunks[name]) :]
+        rest = {name: ids for name, ids in rest.items() if ids}
+    for name, logits in expected.items():
+        _assert_close(torch.cat(actual[name]), logits)
+
+
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+def test_greedy_tokens(checkpoint: tuple[Path, Oracle], serves: str) -> None:
+    path, oracle = checkpoint
+    (prompt,) = token_sequences((20,), seed=1)
+    runner = PagedRunner(load_step_model(path, serves), num_blocks=NUM_BLOCKS)
+    tokens, chunk = [], prompt
+    for _ in range(8):
+        chunk = [int(runner.step({"a": chunk})["a"][-1].argmax())]
+        tokens += chunk
+    assert tokens == oracle.greedy(prompt, 8)
+
+
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+@pytest.mark.parametrize("num_blocks", [2, 3])
+def test_long_rope_is_fixed_by_the_longest_sequence(
+    tmp_path: Path, serves: str, num_blocks: int
+) -> None:
+    """Up to the original length of 32 tokens the short factors apply."""
+    variant = VARIANTS["phi-3-mini-128k-like"]
+    path = variant.make(tmp_path / "model")
+    sequence = token_sequences((30,))[0]
+    runner = PagedRunner(load_step_model(path, serves), num_blocks=num_blocks)
+    (expected,) = _oracle(variant, path, num_blocks)([sequence])
+    _assert_close(runner.step({"a": sequence})["a"], expected)
