@@ -158,7 +158,7 @@ def test_names_of_text_models_follow_their_type(tmp_path: Path) -> None:
         ("ministral3", "Ministral3ForCausalLM"),
     ):
         write(tmp_path, architectures=["X"], text_config={"model_type": model_type})
-        assert read_hf_config(tmp_path / "config.json")["architectures"] == ["X", name]
+        assert read_hf_config(tmp_path / "config.json")["architectures"] == [name, "X"]
 
 
 def test_a_text_config_that_is_no_object(tmp_path: Path) -> None:

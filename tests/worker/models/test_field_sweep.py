@@ -23,6 +23,7 @@ SUPPORTED = [v for v in VARIANTS.values() if v.architecture in supported_archite
 REFUSED = {
     ("GPT2LMHeadModel", "add_cross_attention"),
     ("Gemma3ForCausalLM", "attn_logit_softcapping"),  # transformers ignores it
+    ("DeepseekV2ForCausalLM", "n_group"),  # 3 experts out of groups that hold 2
     # An odd number of rotated columns.
     ("Glm4ForCausalLM", "head_dim"),
     ("GlmForCausalLM", "head_dim"),

@@ -76,16 +76,17 @@ def sliding_window_of(fields: Mapping[str, Any]) -> int | None:
 def _text_part(fields: dict[str, Any], file: Path) -> dict[str, Any]:
     """The fields of the text model of a model for text and images.
 
-    The architecture of the text model is its own, that of the file, or the one that its model type
-    is named after (`gemma3_text` is Gemma3ForCausalLM); the first one with a recipe counts.
+    The architecture of the text model is its own, the one that its model type is named after
+    (`gemma3_text` is Gemma3ForCausalLM), or that of the file; the first one with a recipe counts.
     """
     text = fields.pop(_NESTED)
     if not isinstance(text, dict):
         raise ValueError(f"{file}: text_config is not an object")
-    architectures = [*(text.get("architectures") or ()), *(fields.get("architectures") or ())]
+    architectures = list(text.get("architectures") or ())
     model_type = str(text.get("model_type") or "").removesuffix("_text")
     if model_type:
         words = "".join(word[:1].upper() + word[1:] for word in model_type.split("_"))
         architectures.append(f"{words}ForCausalLM")
+    architectures += fields.get("architectures") or ()
     given = {name: value for name, value in text.items() if value is not None or name not in fields}
     return {**fields, **given, "architectures": architectures}
