@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral with YaRN and queries that grow with the position, alone and wrapped."""
+"""Ministral 3, alone and wrapped, and the wrapped Mistral of Mistral Small 3.1."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ _WRAPPED: dict[str, Any] = {
     "model_type": "mistral3",
     "text_config": _TEXT,
     "vision_config": {"model_type": "pixtral", "hidden_size": 24},
+}
+_MISTRAL_TEXT: dict[str, Any] = {
+    "model_type": "mistral",
+    **LLAMA,
+    "head_dim": 20,
+    "sliding_window": None,
 }
 _VISION = ("vision_tower.post_layernorm.weight",)
 
@@ -74,6 +80,15 @@ VARIANTS: tuple[Variant, ...] = (
             Native("Ministral3ForCausalLM", as_saved_by_transformers=True),
             {"model.": "model.language_model."},
             vision_prefix="model.",
+        ),
+        without_effect=_VISION,
+    ),
+    Variant(
+        "mistral-small-3.1-like",
+        {**_WRAPPED, "text_config": _MISTRAL_TEXT},
+        Wrapped(
+            Native("MistralForCausalLM"),
+            {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
         ),
         without_effect=_VISION,
     ),

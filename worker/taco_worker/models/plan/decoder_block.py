@@ -17,8 +17,18 @@ from taco_worker.models.rope import PositionGrowth, RotaryConfig
 LAYER = "model.layers.{layer}"
 ATTENTION = f"{LAYER}.self_attn"
 MLP = f"{LAYER}.mlp"
-# Buffers of old files that are not weights.
-LLAMA_NAMES = TensorNames(ignored=(r"\.rotary_emb\.inv_freq$",))
+# Also of the text part of models for text and images. Old files hold buffers that are not weights.
+LLAMA_NAMES = TensorNames(
+    renamed_prefixes=(
+        ("language_model.model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+        ("model.language_model.", "model."),
+    ),
+    ignored=(
+        r"\.rotary_emb\.inv_freq$",
+        r"^(model\.)?(vision_tower|vision_model|multi_modal_projector)\.",
+    ),
+)
 QUERY_TABLE = "query_rope"
 
 

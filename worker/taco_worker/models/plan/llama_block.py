@@ -11,7 +11,6 @@ from taco_worker.models.plan.attention_block import AttentionSpec, HeadNorm, Hea
 from taco_worker.models.plan.builder import Module, NormSpec, rms
 from taco_worker.models.plan.decoder_block import (
     ATTENTION,
-    LLAMA_NAMES,
     MLP,
     DecoderSpec,
     Head,
@@ -19,24 +18,10 @@ from taco_worker.models.plan.decoder_block import (
     Sizes,
 )
 from taco_worker.models.plan.mlp_block import MlpSpec, gated_mlp, plain_mlp
-from taco_worker.models.plan.model_plan import TensorNames
 from taco_worker.models.plan.ops.activation import ActivationKind
 from taco_worker.models.plan.ops.rope import RopeStyle
 from taco_worker.models.rope import RotaryConfig, scaled_max_position_embeddings
 from taco_worker.models.rope_parsing import parse_rotary
-
-# The text part of multimodal checkpoints, and of those that hold text alone.
-TEXT_PART_NAMES = TensorNames(
-    renamed_prefixes=(
-        ("language_model.model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
-        ("model.language_model.", "model."),
-    ),
-    ignored=(
-        *LLAMA_NAMES.ignored,
-        r"^(model\.)?(vision_tower|vision_model|multi_modal_projector)\.",
-    ),
-)
 
 
 def llama_spec(

@@ -9,7 +9,6 @@ from taco_worker.models.plan.decoder_block import decoder
 from taco_worker.models.plan.llama_block import (
     FULL,
     SLIDING,
-    TEXT_PART_NAMES,
     head_norms,
     layer_types,
     rotary_by_type,
@@ -32,7 +31,6 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         fields.activation("hidden_activation", default="gelu_pytorch_tanh"),
         rotary=rotary_by_type(settings, layer_types(fields, period)),
         windows=windows_by_type(fields, period=period, default_window=4096),
-        names=TEXT_PART_NAMES,
     )
     attention = replace(spec.attention, head_norm=head_norms(spec.norm))
     return decoder(architecture, with_caps(fields, replace(spec, attention=attention)))

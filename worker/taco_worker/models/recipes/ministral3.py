@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.decoder_block import Rotary, decoder
-from taco_worker.models.plan.llama_block import TEXT_PART_NAMES, llama_spec
+from taco_worker.models.plan.llama_block import llama_spec
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.rope import PositionGrowth
 from taco_worker.models.rope_parsing import parse_rotary
@@ -24,6 +24,5 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         default_head_dim=128,
         rotary=Rotary(settings={"rope": parse_rotary(fields.values)}, growth=growth),
         windows=[fields.optional_size("sliding_window")] * fields.size("num_hidden_layers"),
-        names=TEXT_PART_NAMES,
     )
     return decoder(architecture, spec)
