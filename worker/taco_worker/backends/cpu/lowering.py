@@ -336,7 +336,7 @@ class _Lowering:
         return len(readers) == 1 and readers[0] is op
 
     def _operand_type(self, part: Slice) -> MatrixType:
-        """The operands that can stand for `part`: products of one type are its only readers."""
+        """The operands that `part` can be written as: products of one type are its only readers."""
         readers = self._readers(part, self._index + 1)
         kinds = {self._type_of_factor(op, part) for op in readers}
         return kinds.pop() if len(kinds) == 1 else "f32"
