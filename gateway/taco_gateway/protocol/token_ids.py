@@ -21,7 +21,7 @@ def is_token_ids(value: object) -> TypeGuard[TokenIds]:
 def are_in_range(token_ids: TokenIds) -> bool:
     """Whether all ids are in 0…`MAX_TOKEN_ID`.
 
-    It works in slices, because `min` and `max` hold the interpreter lock: 45 ms for 2**21 ids.
+    It works in slices, because `min` and `max` hold the interpreter lock for the whole list.
     """
     slices = (token_ids[i : i + _SLICE] for i in range(0, len(token_ids), _SLICE))
     return all(0 <= min(piece) <= max(piece) <= MAX_TOKEN_ID for piece in slices)
