@@ -26,51 +26,39 @@ class Add(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class Scale(Op):
+class InPlace(Op):
+    """An op that changes the columns x and reads no others."""
+
+    x: Slice
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(InPlace):
     """x *= factor"""
 
-    x: Slice
     factor: float
 
-    @property
-    def reads(self) -> tuple[Slice, ...]:
-        return (self.x,)
-
-    @property
-    def writes(self) -> tuple[Slice, ...]:
-        return (self.x,)
-
 
 @dataclass(frozen=True, slots=True)
-class Cap(Op):
+class Cap(InPlace):
     """x = cap * tanh(x / cap) (Gemma 2)"""
 
-    x: Slice
     cap: float
-
-    @property
-    def reads(self) -> tuple[Slice, ...]:
-        return (self.x,)
-
-    @property
-    def writes(self) -> tuple[Slice, ...]:
-        return (self.x,)
 
 
 @dataclass(frozen=True, slots=True)
-class Clip(Op):
+class Clip(InPlace):
     """x limited to [-limit, limit] (`clip_qkv` of OLMo)"""
 
-    x: Slice
     limit: float
-
-    @property
-    def reads(self) -> tuple[Slice, ...]:
-        return (self.x,)
-
-    @property
-    def writes(self) -> tuple[Slice, ...]:
-        return (self.x,)
 
 
 @dataclass(frozen=True, slots=True)
