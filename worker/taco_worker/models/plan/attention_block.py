@@ -13,7 +13,7 @@ from taco_worker.models.plan.ops.elementwise import Clip
 from taco_worker.models.plan.ops.rope import Rope, RopeStyle
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.plan.slices import Slice
-from taco_worker.models.plan.views import GroupedRows, Rows, View
+from taco_worker.models.plan.views import GroupedRows, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +175,6 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     between = [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
     return tuple(slopes + between)
-
-
-def slice_rows(name: str, total: int, sizes: Sequence[int]) -> list[Module]:
-    """Parts of one stored module, side by side."""
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return [
-        Module(name, size, (Rows(start, total, size),))
-        for start, size in zip(starts, sizes, strict=True)
-    ]
 
 
 def _norm_heads(b: PlanBuilder, spec: AttentionSpec, query: Slice, key: Slice) -> None:
