@@ -8,7 +8,7 @@ from typing import Literal
 
 from taco_worker.models.plan.attention_block import AttentionSpec, RopeSpec, attention
 from taco_worker.models.plan.builder import NormSpec, PlanBuilder
-from taco_worker.models.plan.mlp_block import MlpSpec, mlp
+from taco_worker.models.plan.mlp_block import MlpSpec, MoeSpec, mlp, moe
 from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
 from taco_worker.models.plan.ops.rope import RopeStyle
 from taco_worker.models.plan.slices import Slice
@@ -95,6 +95,8 @@ class DecoderSpec:
 
     Attributes:
         attention: of each layer, without rope and window.
+        mlp: of layers without a mixture of experts.
+        mixtures: per layer, a mixture of experts instead of `mlp`, or None.
         norm: of all norms of the stream.
         windows: per layer, the number of tokens that a token sees; None: all.
         embedding_norm: module of a norm of the embeddings.
@@ -110,6 +112,7 @@ class DecoderSpec:
     norms: LayerNorms = field(default_factory=LayerNorms)
     rotary: Rotary | None = None
     windows: Sequence[int | None] | None = None
+    mixtures: Sequence[MoeSpec | None] | None = None
     embedding: str = "model.embed_tokens"
     embedding_norm: str | None = None
     embedding_scale: float = 1.0
@@ -135,15 +138,18 @@ def decoder(architecture: str, spec: DecoderSpec) -> ModelPlan:
     for index in range(spec.sizes.num_layers):
         window = None if spec.windows is None else spec.windows[index]
         options = replace(spec.attention, rope=ropes[index], window=window)
+        mixture = None if spec.mixtures is None else spec.mixtures[index]
         with b.layer():
-            _layer(b, spec, options)
+            _layer(b, spec, options, mixture)
     b.final_norm(spec.final_norm, spec.norm)
     head = spec.head
     b.head(head.module, tied=head.tied, bias=head.bias, scale=head.scale, cap=head.cap)
     return b.build(architecture, spec.sizes.max_position_embeddings, spec.names)
 
 
-def _layer(b: PlanBuilder, spec: DecoderSpec, options: AttentionSpec) -> None:
+def _layer(
+    b: PlanBuilder, spec: DecoderSpec, options: AttentionSpec, mixture: MoeSpec | None
+) -> None:
     norms = spec.norms
 
     def normed(name: str, module: str | None, x: Slice, out: Slice | None = None) -> Slice:
@@ -157,7 +163,7 @@ def _layer(b: PlanBuilder, spec: DecoderSpec, options: AttentionSpec) -> None:
         return attention(b, x, options)
 
     def feed(x: Slice) -> Slice:
-        return mlp(b, x, spec.mlp)
+        return mlp(b, x, spec.mlp) if mixture is None else moe(b, x, mixture)
 
     def block_input(name: str, module: str | None) -> Slice:
         return normed(name, module, b.stream, b.stream if norms.sums == "normed" else None)
