@@ -55,7 +55,16 @@ def _xverse_as_llama(config: Config) -> dict[str, Any]:
 
 
 def _internlm2_as_llama(config: Config, max_model_len: int | None) -> dict[str, Any]:
-    return {**config, "model_type": "llama", "attention_bias": config.get("bias", True)}
+    llama = {**config, "model_type": "llama", "attention_bias": config.get("bias", True)}
+    scaling = config.get("rope_scaling") or {}
+    trained_length = config["max_position_embeddings"]
+    if scaling.get("type") != "dynamic" or (max_model_len or 0) <= trained_length:
+        return llama
+    # modeling_internlm2.py computes theta by a sequence's length; TACO by the longest.
+    head_dim, factor = _head_dim(config), scaling["factor"]
+    growth = factor * max_model_len / trained_length - (factor - 1)
+    theta = config["rope_theta"] * growth ** (head_dim / (head_dim - 2))
+    return {**llama, "rope_theta": theta, "rope_scaling": None}
 
 
 def _head_dim(config: Config) -> int:

@@ -126,7 +126,7 @@ class Variant:
         Args:
             max_model_len: the longest sequence in tokens that the engine allows. It fixes rotary
                 tables that depend on length; by default the longest that the config gives (for
-                QWen with dynamic NTK, its training length).
+                QWen and InternLM 2 with dynamic NTK, their training length).
         """
         config = json.loads((path / "config.json").read_text())
         tensors = load_file(path / "model.safetensors")

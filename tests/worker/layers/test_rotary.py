@@ -135,6 +135,19 @@ def test_dynamic_scaling_is_fixed_at_the_longest_length() -> None:
     torch.testing.assert_close(inverse_frequencies(rotary, 128, longest), expected)
 
 
+@pytest.mark.parametrize("length", [100, 2048, 2049, 3000])
+def test_dynamic_scaling_follows_the_served_length(length: int) -> None:
+    hf_config = LlamaConfig(
+        hidden_size=512,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "dynamic", "factor": 2.5, "rope_theta": 1e4},
+    )
+    expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](hf_config, CPU, seq_len=length)
+    rotary = parse_rotary(hf_config.to_dict())
+    torch.testing.assert_close(inverse_frequencies(rotary, 128, length), expected)
+
+
 def _phi3(**fields: Any) -> Phi3Config:
     return Phi3Config(
         hidden_size=256,

@@ -12,6 +12,7 @@ from taco_worker.models.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    NtkScaling,
     PositionGrowth,
     ProportionalScaling,
     RotaryConfig,
@@ -78,7 +79,12 @@ def inverse_frequencies(config: RotaryConfig, rotary_dim: int, max_length: int) 
         case LinearScaling(factor=factor):
             return _frequencies(config.theta, rotary_dim) / factor
         case DynamicScaling() as scaling:
-            return _frequencies(_dynamic_theta(config.theta, rotary_dim, scaling), rotary_dim)
+            factor = _dynamic_factor(scaling, max_length)
+            return _frequencies(_scaled_theta(config.theta, factor, rotary_dim), rotary_dim)
+        case NtkScaling(original_max_position_embeddings=length):
+            doublings = math.ceil(math.log2(max_length / length) + 1)
+            factor = max(1, 2**doublings - 1)
+            return _frequencies(_scaled_theta(config.theta, factor, rotary_dim), rotary_dim)
         case Llama3Scaling() as scaling:
             return _llama3(_frequencies(config.theta, rotary_dim), scaling)
         case YarnScaling() as scaling:
@@ -100,10 +106,14 @@ def _frequencies(theta: float, rotary_dim: int) -> Tensor:
     return 1.0 / _wavelengths(theta, rotary_dim)
 
 
-def _dynamic_theta(theta: float, rotary_dim: int, scaling: DynamicScaling) -> float:
-    """Theta for the longest served length, factor × original length."""
-    stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
-    return float(theta * stretch ** (rotary_dim / (rotary_dim - 2)))
+def _dynamic_factor(scaling: DynamicScaling, max_length: int) -> float:
+    growth = max_length / scaling.original_max_position_embeddings
+    return scaling.factor * growth - (scaling.factor - 1) if growth > 1 else 1.0
+
+
+def _scaled_theta(theta: float, factor: float, rotary_dim: int) -> float:
+    """Theta by which the lowest frequency is divided by `factor` (NTK-aware scaling)."""
+    return float(theta * factor ** (rotary_dim / (rotary_dim - 2)))
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

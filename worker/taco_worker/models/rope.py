@@ -15,14 +15,25 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """NTK-aware scaling of theta, for the longest length that `factor` allows.
+    """NTK-aware scaling of theta, for the longest sequence that is served.
 
     The published form changes theta as the sequence grows, so that one cache holds keys of several
     thetas. TACO fixes theta: a token's key depends on its position alone and prefixes can be
-    shared.
+    shared. Up to the original length theta is unscaled.
     """
 
     factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class NtkScaling:
+    """Scaling of theta by powers of 2 (`get_ntk_alpha` of Qwen's modeling_qwen.py).
+
+    Theta is multiplied by (2^k - 1)^(d / (d - 2)) with k = ceil(log2(length / original) + 1), for
+    d rotated numbers of a head and the longest sequence that is served, as `DynamicScaling`.
+    """
+
     original_max_position_embeddings: int
 
 
@@ -90,7 +101,13 @@ class ProportionalScaling:
 
 
 RopeScaling = (
-    LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling | ProportionalScaling
+    LinearScaling
+    | DynamicScaling
+    | NtkScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongScaling
+    | ProportionalScaling
 )
 
 
@@ -141,7 +158,7 @@ class RotaryConfig:
             raise ValueError(
                 f"mrope_section {list(self.sections)} must sum to half of rotary_dim {rotary_dim}"
             )
-        if isinstance(self.scaling, DynamicScaling) and rotary_dim == 2:
+        if isinstance(self.scaling, DynamicScaling | NtkScaling) and rotary_dim == 2:
             raise ValueError("dynamic rope scaling needs a rotary_dim above 2")
         if isinstance(self.scaling, LongScaling):
             for name in ("short_factors", "long_factors"):
