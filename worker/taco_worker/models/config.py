@@ -20,7 +20,7 @@ SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_p
 # Upper limits: several times the largest published models, under Hugging Face's config names.
 _MAX_LAYERS, _MAX_WIDTH, _MAX_LENGTH = 1024, 2**20, 2**24
 _MAX_SIZES = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer"), _MAX_LAYERS),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _MAX_LAYERS),
     **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size", "ffn_dim"), _MAX_WIDTH),
     **dict.fromkeys(("n_inner", "word_embed_proj_dim", "head_dim"), _MAX_WIDTH),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), _MAX_WIDTH),

@@ -16,7 +16,11 @@ _SIMILAR = 0.9
 Recipe = Callable[[ConfigFields, str], ModelPlan]
 
 _RECIPE_MODULES = {
+    "BaiChuanForCausalLM": "baichuan",
+    "BaichuanForCausalLM": "baichuan",
     "BloomForCausalLM": "bloom",
+    "ChatGLMForConditionalGeneration": "chatglm",
+    "ChatGLMModel": "chatglm",
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
     "DeepseekV2ForCausalLM": "deepseek",
@@ -33,6 +37,8 @@ _RECIPE_MODULES = {
     "GPTJForCausalLM": "gptj",
     "GPTNeoXForCausalLM": "gpt_neox",
     "GraniteForCausalLM": "granite",
+    "InternLM2ForCausalLM": "internlm2",
+    "InternLMForCausalLM": "internlm",
     "LlamaForCausalLM": "llama",
     "Ministral3ForCausalLM": "ministral3",
     "Mistral3ForConditionalGeneration": "ministral3",
@@ -46,11 +52,13 @@ _RECIPE_MODULES = {
     "PhiForCausalLM": "phi",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "QWenLMHeadModel": "qwen",
     "RWForCausalLM": "falcon",
     "SmolLM3ForCausalLM": "smollm3",
     "StableLMEpochForCausalLM": "stablelm",
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
+    "XverseForCausalLM": "xverse",
 }
 
 

@@ -12,6 +12,7 @@ from taco_worker.models.plan.mlp_block import MlpSpec, MoeSpec, mlp, moe
 from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
 from taco_worker.models.plan.ops.rope import RopeStyle
 from taco_worker.models.plan.slices import Slice
+from taco_worker.models.plan.views import View
 from taco_worker.models.rope import PositionGrowth, RotaryConfig
 
 LAYER = "model.layers.{layer}"
@@ -70,13 +71,18 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The LM head: logits are cap(scale * (W x + b))."""
+    """The LM head: logits are cap(scale * (W x + b)).
+
+    Attributes:
+        views: applied to the stored W, if it is not tied.
+    """
 
     tied: bool
     module: str = "lm_head"
     bias: bool = False
     scale: float = 1.0
     cap: float | None = None
+    views: tuple[View, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,14 @@ def decoder(architecture: str, spec: DecoderSpec) -> ModelPlan:
             _layer(b, spec, options, mixture)
     b.final_norm(spec.final_norm, spec.norm)
     head = spec.head
-    b.head(head.module, tied=head.tied, bias=head.bias, scale=head.scale, cap=head.cap)
+    b.head(
+        head.module,
+        tied=head.tied,
+        views=head.views,
+        bias=head.bias,
+        scale=head.scale,
+        cap=head.cap,
+    )
     return b.build(architecture, spec.sizes.max_position_embeddings, spec.names)
 
 
