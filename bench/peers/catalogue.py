@@ -1,8 +1,8 @@
 """The engines that can be compared, and how each is started.
 
 `directory` below is filled by `install.sh`: `models/NAME` with a checkpoint,
-`models-ov/NAME-fp16` and `-int8` with OpenVINO's conversions, and the environments `vllm` and
-`ov`.
+`models-ov/NAME-fp16` and `-int8` with OpenVINO's conversions, `models-gguf/NAME.gguf` with
+llama.cpp's, its build `llama.cpp`, and the environments `vllm` and `ov`.
 """
 
 import sys
@@ -18,6 +18,8 @@ MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 64
 KV_GIB = 4
 SERVED_NAME = "m"
+# llama.cpp allocates its whole KV cache at the start.
+LLAMA_MAX_CONTEXT = 32768
 NAMES = (
     "taco",
     "taco-int8",
@@ -26,6 +28,7 @@ NAMES = (
     "vllm",
     "vllm-fp32",
     "vllm-http",
+    "llama-cpp",
     "openvino",
     "openvino-fp32",
     "openvino-int8",
@@ -60,6 +63,7 @@ class Catalogue:
         make = {
             "taco": self._taco,
             "vllm": self._vllm,
+            "llama": self._llama_cpp,
             "openvino": self._openvino,
             "transformers": self._transformers,
         }[family]
@@ -123,6 +127,21 @@ class Catalogue:
             "VLLM_LOGGING_LEVEL": "WARNING",
             "HF_HUB_OFFLINE": "1",
         }
+
+    def _llama_cpp(self, name: str, variants: set[str], prefix_cache: bool) -> EngineSpec:
+        # A slot holds one sequence; all slots share the KV cache of --ctx-size tokens.
+        num_tokens = min(num_blocks(self.checkpoint, KV_GIB) * BLOCK_SIZE, LLAMA_MAX_CONTEXT)
+        gguf = self.directory / "models-gguf" / f"{self.model}.gguf"
+        command = [
+            str(self.directory / "llama.cpp" / "bin" / "llama-server"),
+            *("--model", str(gguf), "--host", "127.0.0.1", "--port", "{port}"),
+            *("--threads", str(self.threads), "--parallel", str(MAX_NUM_SEQS), "--kv-unified"),
+            *("--ctx-size", str(num_tokens), "--log-disable", "--no-webui"),
+            "--cache-prompt" if prefix_cache else "--no-cache-prompt",
+        ]
+        options = self._served(command, "llama.cpp")
+        python = Path(sys.executable)
+        return self._spec(name, python, "drive_http", options, prefix_cache, weight_bits=16)
 
     def _openvino(self, name: str, variants: set[str], prefix_cache: bool) -> EngineSpec:
         int8 = "int8" in variants

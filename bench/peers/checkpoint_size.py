@@ -12,8 +12,10 @@ def weight_bytes(checkpoint: Path) -> int:
 
 
 def kv_bytes_per_token(checkpoint: Path) -> int:
-    """Bytes of keys and values of all layers per token, in 16 bits."""
+    """Bytes of keys and values (or of the latent of both) of all layers per token, in 16 bits."""
     config = _config(checkpoint)
+    if latent := config.get("kv_lora_rank"):
+        return config["num_hidden_layers"] * (latent + config["qk_rope_head_dim"]) * 2
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     num_kv_heads = config.get("num_key_value_heads", num_heads)

@@ -62,16 +62,16 @@ def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
         for figure, measured in entry["figures"].items():
             for name in ours:
                 if name in measured["medians"]:
-                    yield _verdict(record["engines"], workload, figure, measured, name)
+                    yield _verdict(record, workload, figure, measured, name)
 
 
 def _verdict(
-    engines: Mapping[str, Any], workload: str, figure: str, measured: Mapping[str, Any], ours: str
+    record: Mapping[str, Any], workload: str, figure: str, measured: Mapping[str, Any], ours: str
 ) -> Verdict:
     medians = measured["medians"]
-    goal = find_goal(ours, workload, figure)
+    goal = find_goal(record["model"], ours, workload, figure)
     limit = LIMITS.get((ours, workload))
-    candidates = _candidates(engines, medians, ours, goal)
+    candidates = _candidates(record["engines"], medians, ours, goal)
     theirs = best(figure, medians, candidates)
     ratio = measured["ratios"].get(ours, {}).get(theirs)
     interval = Interval(*ratio) if ratio else None

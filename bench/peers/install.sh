@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes what bench.peers.compare needs: a checkpoint, and vLLM and OpenVINO in separate environments.
+# Makes what bench.peers.compare needs: a checkpoint, vLLM and OpenVINO in separate environments, and
+# llama.cpp, compiled for this processor.
 #
 #   bench/peers/install.sh DIRECTORY [SHAPE]
 #
@@ -39,6 +40,28 @@ if [ ! -f "$DIRECTORY/ov/.installed" ]; then
   "$OV/bin/pip" install -q "$TORCH" 'optimum-intel[openvino]' 'openvino-genai==2026.4.1.0'
   "$OV/bin/pip" uninstall -q -y torchvision  # it is of another torch, and the export imports it
   touch "$OV/.installed"
+fi
+
+if [ ! -f "$DIRECTORY/llama.cpp/.installed" ]; then
+  SOURCE=$DIRECTORY/llama-source
+  BUILD=$DIRECTORY/llama.cpp
+  "$PYTHON" -m venv "$DIRECTORY/llama"
+  "$DIRECTORY/llama/bin/pip" install -q 'gguf==0.19.0' cmake ninja 'scikit-build-core[pyproject]'
+  # The source package of its Python binding holds llama.cpp's own source.
+  "$DIRECTORY/llama/bin/pip" download -q --no-deps --no-build-isolation --no-binary :all: \
+    -d "$SOURCE" 'llama-cpp-python==0.3.36'
+  tar -xzf "$SOURCE"/llama_cpp_python-*.tar.gz -C "$SOURCE" --strip-components 1
+  "$DIRECTORY/llama/bin/cmake" -S "$SOURCE/vendor/llama.cpp" -B "$BUILD" -G Ninja \
+    -DCMAKE_MAKE_PROGRAM="$DIRECTORY/llama/bin/ninja" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
+    -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+  "$DIRECTORY/llama/bin/cmake" --build "$BUILD" --target llama-server
+  touch "$BUILD/.installed"
+fi
+
+if [ ! -f "$DIRECTORY/models-gguf/$SHAPE.gguf" ]; then
+  mkdir -p "$DIRECTORY/models-gguf"
+  "$DIRECTORY/llama/bin/python" "$HERE/make_gguf.py" "$CHECKPOINT" \
+    "$DIRECTORY/models-gguf/$SHAPE.gguf"
 fi
 
 for FORMAT in fp16 int8; do

@@ -2,8 +2,9 @@
 
     python bench/peers/make_checkpoint.py DIRECTORY [--shape qwen2-0.5b]
 
-Nothing is downloaded. Prompts are token ids. The tokenizer has a text for every id, because a
-server sends nothing for a token without text.
+Nothing is downloaded: transformers initializes the weights and writes them under the published
+names. Prompts are token ids. The tokenizer has a text for every id, because a server sends nothing
+for a token without text.
 """
 
 import argparse
@@ -12,24 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM
 
 SEED = 0
-STANDARD_DEVIATION = 0.02
 SPECIAL_TOKENS = ("<|endoftext|>", "<|bos|>", "<|pad|>")
+_SPECIAL_IDS = {"eos_token_id": 0, "bos_token_id": 1, "pad_token_id": 2}
 _QWEN2 = {
-    "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
     "hidden_act": "silu",
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
     "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "eos_token_id": 0,
-    "bos_token_id": 1,
-    "pad_token_id": 2,
+    **_SPECIAL_IDS,
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2-0.5b": _QWEN2
@@ -50,7 +47,44 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 2,
     },
+    # OLMoE-1B-7B's layers, four of sixteen.
+    "olmoe-4-layers": {
+        "model_type": "olmoe",
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        **_SPECIAL_IDS,
+    },
+    # DeepSeek-V3's first two layers, which are dense.
+    "deepseek-v3-2-layers": {
+        "model_type": "deepseek_v3",
+        "vocab_size": 129280,
+        "num_hidden_layers": 2,
+        "first_k_dense_replace": 2,
+        "max_position_embeddings": 32768,
+        **_SPECIAL_IDS,
+    },
     # Small enough to test the benchmark itself.
+    "olmoe-tiny": {
+        "model_type": "olmoe",
+        "vocab_size": 8192,
+        "hidden_size": 128,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 4096,
+        **_SPECIAL_IDS,
+    },
     "qwen2-tiny": _QWEN2
     | {
         "vocab_size": 8192,
@@ -75,8 +109,12 @@ def main() -> None:
 
 def make_checkpoint(directory: Path, config: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_file(_weights(config), directory / "model.safetensors", metadata={"format": "pt"})
+    torch.manual_seed(SEED)
+    options = dict(config)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(options.pop("model_type"), **options), dtype=torch.bfloat16
+    )
+    model.save_pretrained(directory)
     _tokenizer(config["vocab_size"]).save(str(directory / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -85,35 +123,6 @@ def make_checkpoint(directory: Path, config: dict[str, Any]) -> None:
         "pad_token": SPECIAL_TOKENS[2],
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
-
-
-def _weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(SEED)
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    kv_size = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16).normal_(
-            0, STANDARD_DEVIATION, generator=generator
-        )
-
-    def norm() -> torch.Tensor:
-        return torch.ones(hidden, dtype=torch.bfloat16)
-
-    weights = {"model.embed_tokens.weight": random(config["vocab_size"], hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        for name, size in (("q", hidden), ("k", kv_size), ("v", kv_size)):
-            weights[f"{prefix}self_attn.{name}_proj.weight"] = random(size, hidden)
-            weights[f"{prefix}self_attn.{name}_proj.bias"] = random(size)
-        weights[f"{prefix}self_attn.o_proj.weight"] = random(hidden, hidden)
-        weights[f"{prefix}mlp.gate_proj.weight"] = random(inner, hidden)
-        weights[f"{prefix}mlp.up_proj.weight"] = random(inner, hidden)
-        weights[f"{prefix}mlp.down_proj.weight"] = random(hidden, inner)
-        weights[f"{prefix}input_layernorm.weight"] = norm()
-        weights[f"{prefix}post_attention_layernorm.weight"] = norm()
-    weights["model.norm.weight"] = norm()
-    return weights
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:

@@ -16,9 +16,12 @@ BITS = {
 }
 
 
-def record(workload: str, figure: str, values: dict[str, list[float]]) -> dict[str, Any]:
+def record(
+    workload: str, figure: str, values: dict[str, list[float]], model: str = "qwen2-0.5b"
+) -> dict[str, Any]:
     ours = [name for name in values if name.startswith("taco")]
     return {
+        "model": model,
         "engines": {name: {"weight_bits": BITS[name]} for name in values},
         "workloads": {workload: {"shape": workload, "figures": {figure: record_of(values, ours)}}},
     }
@@ -35,6 +38,13 @@ def verdict_of(workload: str, figure: str, values: dict[str, list[float]], ours:
 def test_the_best_peer_is_the_one_with_the_best_median(figure: str, best: str) -> None:
     values = {"taco": [40.0, 41.0], "vllm": [53.0, 54.0], "openvino": [45.0, 46.0]}
     assert verdict_of("single", figure, values, "taco").theirs == best
+
+
+def test_a_shape_has_its_own_goals() -> None:
+    values = {"taco": [130.0, 131.0], "vllm": [100.0, 100.0]}
+    (verdict,) = verdicts(record("batch", "tokens_per_s", values, model="olmoe-4-layers"))
+    assert (verdict.goal, verdict.outcome) == ("≥ 1.3", "met")
+    assert verdict_of("batch", "tokens_per_s", values, "taco").goal == "≥ 1.6"
 
 
 def test_two_noisy_pairs_are_undecided() -> None:
