@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from taco_llm.outputs import CompletionOutput, RequestOutput
     from taco_llm.prompts import PromptInputs, TextPrompt, TokensPrompt
     from taco_proto.sampling_params import SamplingParams
+    from taco_worker.models.registry import ModelRegistry
 
     __version__: str
 
@@ -22,6 +23,7 @@ _MODULES = {
     "AsyncLLMEngine": "taco_llm.async_engine",
     "CompletionOutput": "taco_llm.outputs",
     "EngineArgs": "taco_llm.args.engine_args",
+    "ModelRegistry": "taco_worker.models.registry",
     "PromptInputs": "taco_llm.prompts",
     "RequestOutput": "taco_llm.outputs",
     "SamplingParams": "taco_proto.sampling_params",
@@ -35,6 +37,7 @@ __all__ = [
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
+    "ModelRegistry",
     "PromptInputs",
     "RequestOutput",
     "SamplingParams",

@@ -23,6 +23,8 @@ WITHOUT_BOTH = (
     "program",
     [
         "import taco_llm; taco_llm.SamplingParams(); taco_llm.EngineArgs(model='m')",
+        "from taco_llm import ModelRegistry; ModelRegistry.get_supported_archs()",
+        "from taco_llm import recipes; recipes.views.PlusOne(); recipes.PlanBuilder",
         "import taco_gateway.server",
         "import taco_scheduler.server.grpc_server",
         "import taco_license.server.server",

@@ -33,7 +33,9 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(parser: Parser, namespace: argparse.Namespace) -> int:
     from taco_worker.backends.plan_listing import list_plan
     from taco_worker.models.config import load_hf_config
+    from taco_worker.models.registry import ModelRegistry
 
+    ModelRegistry.recipes_of_packages()  # warns about recipes that are ignored
     directory = Path(locate_model(namespace.model))
     matrices: MatrixType = namespace.__dict__.get("matrices", "bf16")
     try:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from importlib import import_module
+from types import MappingProxyType
 
-from taco_worker.models.config_fields import ConfigFields
-from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.external_recipes import (
+    ExternalRecipe,
+    Recipe,
+    check_target,
+    installed_recipes,
+)
 
 # Share of equal letters from which a name is taken for a mistyped one.
 _SIMILAR = 0.9
 
-# Makes the plan of one architecture from its config.json.
-Recipe = Callable[[ConfigFields, str], ModelPlan]
+logger = logging.getLogger("taco.worker")
 
 _RECIPE_MODULES = {
     "BaiChuanForCausalLM": "baichuan",
@@ -62,27 +68,106 @@ _RECIPE_MODULES = {
 }
 
 
+# By class name: the module in `recipes`.
+BUILT_IN: Mapping[str, str] = MappingProxyType(_RECIPE_MODULES)
+
+
+class _ModelRegistry:
+    """The recipes by architecture. Registered ones come first, then TACO's, then packages'."""
+
+    def __init__(self) -> None:
+        self._registered: dict[str, ExternalRecipe] = {}
+        self._warned_of: set[ExternalRecipe] = set()
+
+    def register_model(self, architecture: str, recipe: Recipe | str) -> None:
+        """Add a recipe in this process, or replace one with a warning.
+
+        Processes of `taco_llm serve` do not see it: declare an entry point for them.
+
+        Args:
+            architecture: class name, as in `architectures` of config.json.
+            recipe: the function, or "module:function", which is imported on first use.
+
+        Raises:
+            TypeError: `architecture` is not a string, or `recipe` is a class or not callable.
+            ValueError: `recipe` is a string of another form.
+        """
+        if not isinstance(architecture, str):
+            raise TypeError(f"the architecture must be a string, not {architecture!r}")
+        if isinstance(recipe, str):
+            check_target(recipe)
+        elif isinstance(recipe, type) or not callable(recipe):
+            raise TypeError(
+                f"a recipe must be a function that returns a ModelPlan, or its name as "
+                f"module:function, not {recipe!r}"
+            )
+        added = ExternalRecipe(recipe)
+        if architecture in self._registered or architecture in BUILT_IN:
+            logger.warning("%s replaces the recipe of %s", added, architecture)
+        self._registered[architecture] = added
+
+    def get_supported_archs(self) -> AbstractSet[str]:
+        """The architectures that have a recipe; packages are not imported."""
+        return BUILT_IN.keys() | self._registered.keys() | self.recipes_of_packages().keys()
+
+    def recipes_of_packages(self) -> Mapping[str, Sequence[ExternalRecipe]]:
+        """The recipes of installed packages; warns once of those for TACO's own."""
+        found = installed_recipes()
+        for architecture in sorted(BUILT_IN.keys() & found.keys()):
+            for recipe in {*found.pop(architecture)} - self._warned_of:
+                self._warned_of.add(recipe)
+                logger.warning(
+                    "%s is ignored: %s has a recipe of TACO; give it another name and set "
+                    "--hf-overrides '{\"architectures\": [NAME]}'",
+                    recipe,
+                    architecture,
+                )
+        return found
+
+    def find(self, architectures: Sequence[str]) -> tuple[str, Recipe]:
+        """See `find_recipe`."""
+        installed: Mapping[str, Sequence[ExternalRecipe]] | None = None
+        for architecture in architectures:
+            if registered := self._registered.get(architecture):
+                return architecture, registered
+            if module_name := BUILT_IN.get(architecture):
+                module = import_module(f"taco_worker.models.recipes.{module_name}")
+                recipe: Recipe = module.plan
+                return architecture, recipe
+            # Not for architectures of TACO: it takes longer than all else here.
+            installed = self.recipes_of_packages() if installed is None else installed
+            if recipes := installed.get(architecture):
+                if len(recipes) > 1:
+                    named = " and ".join(map(str, recipes))
+                    raise ValueError(f"{architecture} has two recipes: {named}; uninstall one")
+                return architecture, recipes[0]
+        raise ValueError(
+            _unsupported(architectures, {**BUILT_IN, **self._registered, **(installed or {})})
+        )
+
+
+ModelRegistry = _ModelRegistry()
+
+
 def supported_architectures() -> list[str]:
-    return sorted(_RECIPE_MODULES)
+    return sorted(ModelRegistry.get_supported_archs())
 
 
 def find_recipe(architectures: Sequence[str]) -> tuple[str, Recipe]:
     """Find the first of `architectures` that has a recipe.
 
     Raises:
-        ValueError: none has one; the message names the most similar supported architectures.
+        ValueError: none has one; the message names the most similar supported architectures. Or
+            two packages declare a recipe of the same architecture.
     """
-    for architecture in architectures:
-        if module_name := _RECIPE_MODULES.get(architecture):
-            module = import_module(f"taco_worker.models.recipes.{module_name}")
-            recipe: Recipe = module.plan
-            return architecture, recipe
+    return ModelRegistry.find(architectures)
+
+
+def _unsupported(architectures: Sequence[str], supported: Mapping[str, object]) -> str:
     named = ", ".join(architectures) or "(config.json names none)"
     similar = [
-        one
-        for name in architectures
-        for one in get_close_matches(name, _RECIPE_MODULES, cutoff=_SIMILAR)
+        one for name in architectures for one in get_close_matches(name, supported, cutoff=_SIMILAR)
     ]
-    shown = similar or supported_architectures()
+    shown = similar or sorted(supported)
     hint = "did you mean" if similar else "supported are"
-    raise ValueError(f"architecture {named} is not supported; {hint} {', '.join(shown)}")
+    return f"architecture {named} is not supported; {hint} {', '.join(shown)}"

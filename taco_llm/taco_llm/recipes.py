@@ -1,0 +1,106 @@
+"""What recipes of other packages may import; see docs/adding-a-model.md.
+
+Names of this module keep their meaning: a release that changes one says so in CHANGELOG.md. Other
+modules of TACO may change in any release. No name here imports torch.
+"""
+
+from taco_kernels.kv_entry import KVEntry
+from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.external_recipes import ENTRY_POINT_GROUP, Recipe
+from taco_worker.models.plan import ops, views
+from taco_worker.models.plan.attention_block import (
+    AttentionSpec,
+    HeadNorm,
+    Heads,
+    RopeSpec,
+    alibi_slopes,
+    attention,
+)
+from taco_worker.models.plan.builder import Module, NormSpec, PlanBuilder, layer_norm, rms
+from taco_worker.models.plan.decoder_block import (
+    DecoderSpec,
+    Head,
+    LayerNorms,
+    Rotary,
+    Sizes,
+    decoder,
+)
+from taco_worker.models.plan.llama_block import (
+    fused_mlp,
+    head_norms,
+    layer_types,
+    llama_attention,
+    llama_mlp,
+    llama_spec,
+    read_heads,
+    read_sizes,
+    rotary_by_type,
+    two_layer_mlp,
+    windows_by_type,
+)
+from taco_worker.models.plan.mlp_block import (
+    MlpSpec,
+    MoeSpec,
+    expert_layouts,
+    gated_mlp,
+    mlp,
+    moe,
+    plain_mlp,
+)
+from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
+from taco_worker.models.plan.parameters import Source
+from taco_worker.models.plan.slices import Slice
+from taco_worker.models.rope import RotaryConfig, scaled_max_position_embeddings
+from taco_worker.models.rope_parsing import parse_layer_rotary, parse_rotary
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "AttentionSpec",
+    "ConfigFields",
+    "DecoderSpec",
+    "Head",
+    "HeadNorm",
+    "Heads",
+    "KVEntry",
+    "LayerNorms",
+    "MlpSpec",
+    "ModelPlan",
+    "Module",
+    "MoeSpec",
+    "NormSpec",
+    "PlanBuilder",
+    "Recipe",
+    "RopeSpec",
+    "Rotary",
+    "RotaryConfig",
+    "Sizes",
+    "Slice",
+    "Source",
+    "TensorNames",
+    "alibi_slopes",
+    "attention",
+    "decoder",
+    "expert_layouts",
+    "fused_mlp",
+    "gated_mlp",
+    "head_norms",
+    "layer_norm",
+    "layer_types",
+    "llama_attention",
+    "llama_mlp",
+    "llama_spec",
+    "mlp",
+    "moe",
+    "ops",
+    "parse_layer_rotary",
+    "parse_rotary",
+    "plain_mlp",
+    "read_heads",
+    "read_sizes",
+    "rms",
+    "rotary_by_type",
+    "scaled_max_position_embeddings",
+    "two_layer_mlp",
+    "views",
+    "windows_by_type",
+]
