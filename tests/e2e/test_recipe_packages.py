@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,7 +23,7 @@ from taco_llm.recipes import ConfigFields, ModelPlan, decoder, llama_spec
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     return decoder(architecture, llama_spec(fields, qkv_bias=True))
 """
-ENGINE = {"num_gpu_blocks_override": 64, "num_threads": 1, "max_num_seqs": 2}
+ENGINE: dict[str, Any] = {"num_gpu_blocks_override": 64, "num_threads": 1, "max_num_seqs": 2}
 
 
 @pytest.fixture(scope="module")
