@@ -113,7 +113,7 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
 )
 
 
-def _prediction_layers(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def prediction_layers(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Tensors of the layers that predict further tokens: they follow those of the model."""
     size = config["hidden_size"]
     tensors = {}
@@ -144,7 +144,7 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
     Variant(
         "deepseek-v3-like",
         _V3,
-        Native("DeepseekV3ForCausalLM", ignored=_prediction_layers),
+        Native("DeepseekV3ForCausalLM", ignored=prediction_layers),
         (
             *_FIELDS,
             ("q_lora_rank", None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from support.architectures.latent import prediction_layers
 from support.architectures.llama import LLAMA, SIZE_FIELDS
 from support.architectures.native import Native
 from support.architectures.phi import long_rope
@@ -66,7 +67,7 @@ _QWEN_3_MOE: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "use_sliding_window": False,
-    "sliding_window": None,
+    "sliding_window": 7,
 }
 _OLMOE: dict[str, Any] = {
     "architectures": ["OlmoeForCausalLM"],
@@ -134,7 +135,7 @@ _GLM_4_MOE: dict[str, Any] = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.7,
     "first_k_dense_replace": 1,
-    "num_nextn_predict_layers": 0,
+    "num_nextn_predict_layers": 1,
     "pad_token_id": None,
 }
 _ROUTER_FIELDS: tuple[tuple[str, Any], ...] = (
@@ -158,6 +159,7 @@ _QWEN_FIELDS: tuple[tuple[str, Any], ...] = (
     ("norm_topk_prob", False),
     ("decoder_sparse_step", 2),
     ("mlp_only_layers", [0]),
+    ("mlp_only_layers", None),
 )
 
 
@@ -220,7 +222,12 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
         "qwen3-moe-like",
         _QWEN_3_MOE,
         Native("Qwen3MoeForCausalLM"),
-        (*_QWEN_FIELDS, ("attention_bias", True), ("head_dim", 16)),
+        (
+            *_QWEN_FIELDS,
+            ("attention_bias", True),
+            ("head_dim", 16),
+            ("use_sliding_window", True),
+        ),
     ),
     Variant(
         "olmoe-like",
@@ -238,7 +245,7 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
     Variant(
         "glm-4.5-like",
         _GLM_4_MOE,
-        Native("Glm4MoeForCausalLM"),
+        Native("Glm4MoeForCausalLM", ignored=prediction_layers),
         (
             *_FIELDS,
             *_ROUTER_FIELDS,
@@ -249,6 +256,8 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
             ("norm_topk_prob", False),
             ("routed_scaling_factor", 1.0),
             ("first_k_dense_replace", 0),
+            ("first_k_dense_replace", 2),
+            ("num_nextn_predict_layers", 2),
             ("partial_rotary_factor", 1.0),
             ("partial_rotary_factor", REMOVED),
             ("attention_bias", False),

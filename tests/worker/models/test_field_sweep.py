@@ -26,6 +26,7 @@ REFUSED = {
     ("DeepseekV2ForCausalLM", "n_group"),  # 3 experts out of groups that hold 2
     # An odd number of rotated columns.
     ("Glm4ForCausalLM", "head_dim"),
+    ("Glm4MoeForCausalLM", "head_dim"),
     ("GlmForCausalLM", "head_dim"),
     ("NemotronForCausalLM", "head_dim"),
 }
@@ -51,7 +52,8 @@ def test_changed_field_follows_the_oracle_or_is_refused(
     length = min(NUM_BLOCKS * BLOCK_SIZE, load_hf_config(path).plan.max_position_embeddings)
     sequences = token_sequences((21, 40))
     expected = variant.reference(path, max_model_len=length)(sequences)
-    runner = PagedRunner(load_step_model(path, "kernels"), num_blocks=NUM_BLOCKS)
-    actual = runner.step(dict(zip("ab", sequences, strict=True)))
-    for logits, one in zip(actual.values(), expected, strict=True):
-        torch.testing.assert_close(logits, one, atol=TOLERANCE, rtol=0)
+    for serves in ("kernels", "torch"):
+        runner = PagedRunner(load_step_model(path, serves), num_blocks=NUM_BLOCKS)
+        actual = runner.step(dict(zip("ab", sequences, strict=True)))
+        for logits, one in zip(actual.values(), expected, strict=True):
+            torch.testing.assert_close(logits, one, atol=TOLERANCE, rtol=0)

@@ -99,7 +99,7 @@ class AttentionSpec:
         qkv: modules that hold the queries, keys and values.
         out: module of the output projection.
         norm_after_rope: queries and keys are normed after the rotation.
-        clip: limit of queries, keys and values.
+        clip: limit of queries, keys and values, after their norms.
         sinks: stored tensor of one logit per head.
     """
 
@@ -126,13 +126,13 @@ def attention(b: PlanBuilder, x: Slice, spec: AttentionSpec) -> Slice:
     heads = spec.heads
     width = heads.query_size + 2 * heads.kv_size
     qkv = b.linear(x, "attn.qkv_proj", spec.qkv, bias=spec.qkv_bias, out=b.buffer("qkv", width))
-    if spec.clip is not None:
-        b.add(Clip(qkv, spec.clip))
     query = qkv.columns(0, heads.query_size)
     key = qkv.columns(heads.query_size, heads.kv_size)
     value = qkv.columns(heads.query_size + heads.kv_size, heads.kv_size)
     if not spec.norm_after_rope:
         _norm_heads(b, spec, query, key)
+    if spec.clip is not None:
+        b.add(Clip(qkv, spec.clip))
     if spec.rope is not None:
         rope = spec.rope
         for part, table in ((query, rope.query_table or rope.table), (key, rope.table)):

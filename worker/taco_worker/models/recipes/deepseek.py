@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.builder import PlanBuilder, rms
+from taco_worker.models.plan.decoder_block import LLAMA_NAMES
 from taco_worker.models.plan.latent_attention_block import LatentAttentionSpec, latent_attention
 from taco_worker.models.plan.mlp_block import gated_mlp, mlp, moe
 from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
@@ -37,7 +40,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     b.final_norm("model.norm", norm)
     b.head("lm_head", tied=fields.flag("tie_word_embeddings", default=False))
     length = scaled_max_position_embeddings(rotary, fields.size("max_position_embeddings"))
-    return b.build(architecture, length, tensor_names(num_layers, fields))
+    return b.build(architecture, length, tensor_names(fields))
 
 
 def attention_spec(
@@ -66,9 +69,10 @@ def attention_spec(
     )
 
 
-def tensor_names(num_layers: int, fields: ConfigFields) -> TensorNames:
-    """Without the layers after the last, which predict further tokens (V3)."""
+def tensor_names(fields: ConfigFields) -> TensorNames:
+    """Without the layers after the last, which predict further tokens (V3 and GLM 4.5)."""
+    num_layers = fields.size("num_hidden_layers")
     extra = int(fields.number("num_nextn_predict_layers", default=0))
     layers = "|".join(str(num_layers + index) for index in range(extra))
     ignored = (rf"^model\.layers\.({layers})\.",) if extra else ()
-    return TensorNames(ignored=(r"\.rotary_emb\.inv_freq$", *ignored))
+    return replace(LLAMA_NAMES, ignored=(*LLAMA_NAMES.ignored, *ignored))

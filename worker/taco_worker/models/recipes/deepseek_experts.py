@@ -1,4 +1,4 @@
-"""The mixtures of experts of DeepSeek V2 and V3."""
+"""The mixtures of experts of DeepSeek V2 and V3; GLM 4.5 has V3's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from taco_worker.models.plan.mlp_block import MoeSpec, expert_layouts, gated_mlp
 _MLP = "model.layers.{layer}.mlp"
 
 
-def mixture_of_experts(fields: ConfigFields, architecture: str) -> MoeSpec:
-    """Raises ValueError for routers that the architecture's published code has, but no model."""
+def mixture_of_experts(
+    fields: ConfigFields, architecture: str, *, default_scale: float = 2.5
+) -> MoeSpec:
+    """The mixture of V3, and of V2 if the architecture is V2.
+
+    Args:
+        default_scale: routed_scaling_factor of V3's configs without it.
+
+    Raises:
+        ValueError: the published code has the router, but no published model does.
+    """
     is_v2 = architecture == "DeepseekV2ForCausalLM"
     fields.only("moe_layer_freq", 1)
     if is_v2:
@@ -35,7 +44,7 @@ def mixture_of_experts(fields: ConfigFields, architecture: str) -> MoeSpec:
         gate_up=gate_up,
         down=down,
         correction_bias=None if is_v2 else f"{_MLP}.gate.e_score_correction_bias",
-        scale=fields.positive("routed_scaling_factor", default=1.0 if is_v2 else 2.5),
+        scale=fields.positive("routed_scaling_factor", default=1.0 if is_v2 else default_scale),
         num_groups=fields.size("n_group", default=1) if has_groups else 1,
         top_groups=fields.size("topk_group", default=1) if has_groups else 1,
         group_score="max" if is_v2 else "sum_of_two",

@@ -22,11 +22,12 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     return decoder(architecture, spec)
 
 
-def mixture_of_experts(fields: ConfigFields) -> MoeSpec:
+def mixture_of_experts(fields: ConfigFields, *, default_experts: int = 8) -> MoeSpec:
+    """`default_experts`: number of experts of configs without it."""
     size, hidden_size = fields.size("intermediate_size"), fields.size("hidden_size")
     gate_up, down = expert_layouts(f"{_MOE}.experts", size, hidden_size, ("w1", "w3", "w2"))
     return MoeSpec(
-        fields.size("num_local_experts", default=8),
+        fields.size("num_local_experts", default=default_experts),
         fields.size("num_experts_per_tok", default=2),
         size,
         fields.activation("hidden_act", default="silu"),
