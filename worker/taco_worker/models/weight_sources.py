@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from taco_worker.models.plan.model_plan import ModelPlan
@@ -35,10 +36,16 @@ class WeightSources:
     def missing(self, found: Iterable[str]) -> list[str]:
         """The tensors that are not among the canonical names `found`, sorted.
 
-        Of several layouts the one counts that has most of its tensors.
+        Of several layouts the one counts that lacks the fewest tensors; of equal ones, that which
+        has most tensors of other parameters.
         """
         there = set(found)
+        num_found = Counter[int]()
+        for layouts in self._layouts:
+            if len(layouts) > 1:
+                num_found.update({i: len(names & there) for i, names in enumerate(layouts)})
         missing: set[str] = set()
         for layouts in self._layouts:
-            missing |= min((names - there for names in layouts), key=len)
+            lacking = [(len(names - there), -num_found[i]) for i, names in enumerate(layouts)]
+            missing |= layouts[lacking.index(min(lacking))] - there
         return sorted(missing)
