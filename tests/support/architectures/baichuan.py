@@ -16,7 +16,7 @@ from torch import Tensor
 
 from support.architectures.llama import LLAMA
 from support.architectures.relaid import Config, Relaid, Shapes
-from support.architectures.variant import Tensors, Variant
+from support.architectures.variant import REMOVED, Tensors, Variant
 
 _VOCAB_SIZE_OF_VERSION_2 = 125_696
 
@@ -29,12 +29,12 @@ _BAICHUAN_7B: dict[str, Any] = {
         if name not in ("num_key_value_heads", "rope_theta")
     },
     "rms_norm_eps": 1e-6,
+    "model_max_length": 256,
     "pad_token_id": 0,
 }
 _BAICHUAN_13B: dict[str, Any] = {
     **{name: value for name, value in _BAICHUAN_7B.items() if name != "max_position_embeddings"},
     "architectures": ["BaichuanForCausalLM"],
-    "model_max_length": 256,
 }
 # The large vocabulary makes files large: few columns.
 _VERSION_2 = {"vocab_size": _VOCAB_SIZE_OF_VERSION_2, "hidden_size": 40, "num_attention_heads": 5}
@@ -42,7 +42,6 @@ _BAICHUAN_2_7B: dict[str, Any] = {
     **_BAICHUAN_7B,
     **_VERSION_2,
     "architectures": ["BaichuanForCausalLM"],
-    "model_max_length": 256,
 }
 
 
@@ -95,7 +94,8 @@ def _slopes(num_heads: int) -> list[float]:
 
 def _run(config: Config, model: Any, ids: Tensor) -> Tensor:
     """ALiBi is a mask of floats; where all positions are 0, rotation leaves everything as it is."""
-    if "max_position_embeddings" in config:
+    is_first = config["architectures"] == ["BaiChuanForCausalLM"]
+    if is_first or "max_position_embeddings" in config:
         return model(ids[None], use_cache=False).logits[0]
     positions = torch.arange(len(ids))
     distance = (positions[None, :] - positions[:, None]).float()
@@ -119,10 +119,29 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     ("hidden_act", "gelu"),
     ("rms_norm_eps", 0.3),
 )
+# Values that no published model has.
+_REJECTED: tuple[tuple[str, Any], ...] = (("tie_word_embeddings", True),)
 
 VARIANTS: tuple[Variant, ...] = (
-    Variant("baichuan-7b-like", _BAICHUAN_7B, _LAYOUT, (*_FIELDS, ("rope_theta", 700.0))),
-    Variant("baichuan-13b-like", _BAICHUAN_13B, _LAYOUT, _FIELDS),
+    Variant(
+        "baichuan-7b-like",
+        _BAICHUAN_7B,
+        _LAYOUT,
+        (
+            *_FIELDS,
+            ("rope_theta", 700.0),
+            ("max_position_embeddings", 128),
+            ("max_position_embeddings", REMOVED),
+        ),
+        rejected=_REJECTED,
+    ),
+    Variant(
+        "baichuan-13b-like",
+        _BAICHUAN_13B,
+        _LAYOUT,
+        (*_FIELDS, ("model_max_length", 128)),
+        rejected=_REJECTED,
+    ),
     Variant("baichuan2-7b-like", _BAICHUAN_2_7B, _LAYOUT),
     Variant("baichuan2-13b-like", {**_BAICHUAN_13B, **_VERSION_2}, _LAYOUT),
 )

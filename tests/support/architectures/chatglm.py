@@ -128,8 +128,13 @@ _LAYOUT = Relaid("GlmForCausalLM", _shapes, _as_glm, _weights)
 _REJECTED: tuple[tuple[str, Any], ...] = (
     ("add_bias_linear", True),
     ("apply_residual_connection_post_layernorm", True),
+    ("original_rope", False),
+    ("position_encoding_2d", True),
     ("post_layer_norm", False),
+    ("pre_seq_len", 8),
+    ("quantization_bit", 4),
     ("rmsnorm", False),
+    ("tie_word_embeddings", True),
 )
 
 VARIANTS: tuple[Variant, ...] = (

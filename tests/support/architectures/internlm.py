@@ -137,7 +137,13 @@ VARIANTS: tuple[Variant, ...] = (
         "internlm-7b-like",
         _INTERNLM,
         Native("LlamaForCausalLM", _internlm_as_llama),
-        (*_FIELDS, ("bias", False), ("rotary", {"base": 700, "type": "origin"})),
+        (
+            *_FIELDS,
+            ("bias", False),
+            ("rotary", {"base": 700, "type": "origin"}),
+            ("rotary", REMOVED),
+        ),
+        rejected=(("rotary", {"base": 10000, "type": "unknown"}),),
     ),
     Variant(
         "internlm2-like",
@@ -150,8 +156,11 @@ VARIANTS: tuple[Variant, ...] = (
             ("rope_theta", 700.0),
             ("rope_scaling", REMOVED),
             ("rope_scaling", {"type": "linear", "factor": 4.0}),
+            ("rope_scaling", {"type": "dynamic", "factor": 3.0}),
+            ("max_position_embeddings", 128),
             ("bias", True),
         ),
+        rejected=(("rope_scaling", {"type": "unknown", "factor": 2.0}),),
     ),
     Variant(
         "internlm2-biased-like",
@@ -163,5 +172,6 @@ VARIANTS: tuple[Variant, ...] = (
         _XVERSE,
         Native("LlamaForCausalLM", _xverse_as_llama),
         (*_FIELDS, ("rope_theta", 700.0)),
+        rejected=(("bias", True),),
     ),
 )

@@ -149,7 +149,19 @@ VARIANTS: tuple[Variant, ...] = (
             ("use_logn_attn", True),
             ("use_dynamic_ntk", True),
         ),
-        rejected=(("no_bias", False), ("rotary_pct", 0.5), ("scale_attn_weights", False)),
+        rejected=(
+            ("kv_channels", 16),
+            ("no_bias", False),
+            ("rotary_pct", 0.5),
+            ("scale_attn_weights", False),
+            ("tie_word_embeddings", True),
+        ),
     ),
-    Variant("qwen-7b-long-like", {**_QWEN, **_LONG}, _LAYOUT, (("seq_length", 8),)),
+    Variant(
+        "qwen-7b-long-like",
+        {**_QWEN, **_LONG},
+        _LAYOUT,
+        (("seq_length", 8), ("max_position_embeddings", 512)),
+        rejected=(("seq_length", 1), ("intermediate_size", 175)),
+    ),
 )

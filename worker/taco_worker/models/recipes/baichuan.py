@@ -21,12 +21,10 @@ _VOCAB_SIZE_OF_VERSION_2 = 125_696
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     fields.only("tie_word_embeddings", False)
     length = fields.size("max_position_embeddings", "model_max_length")
-    has_rope = _has_rope(fields)
-    fields = ConfigFields({**fields.values, "max_position_embeddings": length})
-    spec = llama_spec(fields)
+    spec = llama_spec(ConfigFields({**fields.values, "max_position_embeddings": length}))
     qkv = spec.attention.heads.packed(f"{ATTENTION}.W_pack")
     spec = replace(spec, attention=replace(spec.attention, qkv=qkv))
-    if not has_rope:
+    if not _has_rope(fields, architecture):
         slopes = alibi_slopes(spec.attention.heads.num_heads)
         spec = replace(spec, rotary=None, attention=replace(spec.attention, alibi=slopes))
     if spec.sizes.vocab_size == _VOCAB_SIZE_OF_VERSION_2:
@@ -34,6 +32,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     return decoder(architecture, spec)
 
 
-def _has_rope(fields: ConfigFields) -> bool:
-    """The config class of the 13B models has only model_max_length."""
-    return fields.get("max_position_embeddings") is not None
+def _has_rope(fields: ConfigFields, architecture: str) -> bool:
+    """The class of the first 7B model has no ALiBi; configs of 13B models have model_max_length."""
+    is_first = architecture == "BaiChuanForCausalLM"
+    return is_first or fields.get("max_position_embeddings") is not None

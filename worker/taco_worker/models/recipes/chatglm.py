@@ -29,6 +29,8 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         ("apply_residual_connection_post_layernorm", False),
         ("original_rope", True),
         ("post_layer_norm", True),
+        ("pre_seq_len", None),  # of P-tuning
+        ("quantization_bit", 0),
         ("rmsnorm", True),
         ("tie_word_embeddings", False),
     ):

@@ -29,11 +29,14 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     fields.only("tie_word_embeddings", False)
     hidden_size, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     heads = Heads(num_heads, num_heads, fields.size("kv_channels", default=128))
+    fields.only("kv_channels", hidden_size // num_heads)
     trained_length = fields.size("seq_length")
     uses_log_n = fields.flag("use_logn_attn", default=True)
     rotary = _rotary(fields, trained_length)
-    # Half of intermediate_size: the field counts both gate and up.
-    size = fields.size("intermediate_size") // 2
+    # The field counts both gate and up.
+    both = fields.size("intermediate_size")
+    if both % 2:
+        raise ValueError(f"intermediate_size must be even, not {both}")
     spec = DecoderSpec(
         sizes=Sizes(
             fields.size("vocab_size"),
@@ -49,7 +52,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
             qkv_bias=True,
             log_n=trained_length if uses_log_n else None,
         ),
-        mlp=gated_mlp(f"{_LAYER}.mlp", size, hidden_size, names=("w2", "w1", "c_proj")),
+        mlp=gated_mlp(f"{_LAYER}.mlp", both // 2, hidden_size, names=("w2", "w1", "c_proj")),
         norm=rms(fields.epsilon("layer_norm_epsilon", default=1e-6)),
         norms=LayerNorms(attn_in=f"{_LAYER}.ln_1", mlp_in=f"{_LAYER}.ln_2"),
         rotary=Rotary(settings={"rope": rotary}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from taco_kernels.attention_options import BlockSparse
+from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_worker.models.plan.ops.op import Op, Shape, optional
 from taco_worker.models.plan.slices import Slice
 
@@ -47,6 +47,9 @@ class Attend(Op):
         sinks: parameter [num_heads]: one more logit per head in the softmax's sum.
         log_n: queries at positions p >= log_n are scaled by log(p + 1) / log(log_n).
         block_sparse: the pattern of visible blocks; None: all.
+
+    Raises:
+        ValueError: scale, window, cap or log_n is too small.
     """
 
     query: Slice
@@ -60,6 +63,10 @@ class Attend(Op):
     sinks: str | None = None
     log_n: int | None = None
     block_sparse: BlockSparse | None = None
+
+    def __post_init__(self) -> None:
+        # What the kernels check when they are called, before weights are loaded.
+        AttentionOptions(self.scale, self.window, self.cap, log_n=self.log_n)
 
     @property
     def reads(self) -> tuple[Slice, ...]:
