@@ -53,6 +53,9 @@ def _published() -> list[Published]:
         Published("baichuan-13b-like", "BaichuanTokenizer", model, pieces, num_pieces),
         Published("baichuan2-7b-like", "BaichuanTokenizer", model, pieces, None),
         Published("baichuan2-13b-like", "BaichuanTokenizer", model, pieces, None),
+        Published(
+            "phi-3-small-8k-like", "Phi3SmallTokenizer", "cl100k_base.tiktoken", tiktoken, 100_352
+        ),
         Published("chatglm3-6b-like", "ChatGLMTokenizer", model, pieces, 480, chatglm, **padded),
         Published(
             "glm-4-9b-chat-like",

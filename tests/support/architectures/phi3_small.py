@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from support.architectures.relaid import Config, Shapes, random_tensors, split_grouped_qkv
-from support.architectures.variant import VOCAB_SIZE, Oracle, Tensors, Variant
+from support.architectures.variant import REMOVED, VOCAB_SIZE, Oracle, Tensors, Variant
 
 _PHI_3_SMALL: dict[str, Any] = {
     "architectures": ["Phi3SmallForCausalLM"],
@@ -36,10 +36,10 @@ _PHI_3_SMALL: dict[str, Any] = {
     "gegelu_pad_to_256": True,
     "layer_norm_epsilon": 1e-5,
     "max_position_embeddings": 256,
-    "blocksparse_block_size": 4,
+    "blocksparse_block_size": 16,
     "blocksparse_homo_head_pattern": False,
-    "blocksparse_num_local_blocks": 2,
-    "blocksparse_triton_kernel_block_size": 4,
+    "blocksparse_num_local_blocks": 1,
+    "blocksparse_triton_kernel_block_size": 16,
     "blocksparse_vert_stride": 4,
     "dense_attention_every_n_layers": 2,
     "mup_attn_multiplier": 1.3,
@@ -171,7 +171,7 @@ def _visible(config: Config, layer: int, length: int) -> Tensor:
     positions = torch.arange(length)
     causal = positions[None, :] <= positions[:, None]
     num_heads = config["num_attention_heads"]
-    every = config["dense_attention_every_n_layers"]
+    every = config.get("dense_attention_every_n_layers", 2)
     if every and (layer + 1) % every == 0:
         return causal.expand(num_heads, length, length)
     block = positions // config["blocksparse_block_size"]
@@ -199,13 +199,14 @@ VARIANTS: tuple[Variant, ...] = (
             ("vocab_size", 400),
             ("gegelu_limit", 0.5),
             ("layer_norm_epsilon", 0.3),
-            ("blocksparse_block_size", 8),
+            ("blocksparse_block_size", 32),
             ("blocksparse_homo_head_pattern", True),
-            ("blocksparse_num_local_blocks", 3),
+            ("blocksparse_num_local_blocks", 2),
             ("blocksparse_vert_stride", 3),
             ("blocksparse_vert_stride", 13),
             ("dense_attention_every_n_layers", 3),
             ("dense_attention_every_n_layers", None),
+            ("dense_attention_every_n_layers", REMOVED),
             ("mup_attn_multiplier", 1.0),
             ("mup_embedding_multiplier", 10.0),
             ("mup_use_scaling", False),
@@ -213,7 +214,18 @@ VARIANTS: tuple[Variant, ...] = (
             ("rope_embedding_base", 700),
             ("rope_position_scale", 4.0),
         ),
-        rejected=(("hidden_act", "gelu"),),
+        rejected=(
+            ("hidden_act", "gelu"),
+            ("blocksparse_block_size", 8),
+            ("ff_dim_multiplier", 4),
+            ("tie_word_embeddings", False),
+        ),
     ),
-    Variant("phi-3-small-128k-like", {**_PHI_3_SMALL, "rope_scaling": _LONG_ROPE}, _LAYOUT),
+    Variant(
+        "phi-3-small-128k-like",
+        {**_PHI_3_SMALL, "rope_scaling": _LONG_ROPE},
+        _LAYOUT,
+        (("rope_position_scale", 4.0), ("rope_scaling", {**_LONG_ROPE, "long_mscale": 0.7})),
+        rejected=(("rope_scaling", {**_LONG_ROPE, "long_factor": [1.0] * 5}),),
+    ),
 )

@@ -76,11 +76,12 @@ def test_greedy_tokens(checkpoint: tuple[Path, Oracle], serves: str) -> None:
 
 @pytest.mark.parametrize("serves", ["kernels", "torch"])
 @pytest.mark.parametrize("num_blocks", [2, 3])
+@pytest.mark.parametrize("name", ["phi-3-mini-128k-like", "phi-3-small-128k-like"])
 def test_long_rope_is_fixed_by_the_longest_sequence(
-    tmp_path: Path, serves: str, num_blocks: int
+    tmp_path: Path, serves: str, num_blocks: int, name: str
 ) -> None:
     """Up to the original length of 32 tokens the short factors apply."""
-    variant = VARIANTS["phi-3-mini-128k-like"]
+    variant = VARIANTS[name]
     path = variant.make(tmp_path / "model")
     sequence = token_sequences((30,))[0]
     runner = PagedRunner(load_step_model(path, serves), num_blocks=num_blocks)

@@ -58,6 +58,7 @@ _RECIPE_MODULES = {
     "OlmoeForCausalLM": "olmoe",
     "OPTForCausalLM": "opt",
     "Phi3ForCausalLM": "phi3",
+    "Phi3SmallForCausalLM": "phi3_small",
     "PhiForCausalLM": "phi",
     "PhiMoEForCausalLM": "phimoe",
     "PhimoeForCausalLM": "phimoe",

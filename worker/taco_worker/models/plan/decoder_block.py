@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from taco_kernels.attention_options import BlockSparse
 from taco_worker.models.plan.attention_block import AttentionSpec, RopeSpec, attention
 from taco_worker.models.plan.builder import NormSpec, PlanBuilder
 from taco_worker.models.plan.mlp_block import MlpSpec, MoeSpec, mlp, moe
@@ -105,6 +106,7 @@ class DecoderSpec:
         mixtures: per layer, a mixture of experts instead of `mlp`, or None.
         norm: of all norms of the stream.
         windows: per layer, the number of tokens that a token sees; None: all.
+        block_sparse: per layer, the pattern of visible blocks; None: all.
         embedding_norm: module of a norm of the embeddings.
         embedding_scale, residual_scale: factors on embeddings and on the output of each block.
         positions: module and rows of learned positions.
@@ -118,6 +120,7 @@ class DecoderSpec:
     norms: LayerNorms = field(default_factory=LayerNorms)
     rotary: Rotary | None = None
     windows: Sequence[int | None] | None = None
+    block_sparse: Sequence[BlockSparse | None] | None = None
     mixtures: Sequence[MoeSpec | None] | None = None
     embedding: str = "model.embed_tokens"
     embedding_norm: str | None = None
@@ -143,7 +146,8 @@ def decoder(architecture: str, spec: DecoderSpec) -> ModelPlan:
         b.norm(b.stream, "embedding_norm", spec.embedding_norm, spec.norm, out=b.stream)
     for index in range(spec.sizes.num_layers):
         window = None if spec.windows is None else spec.windows[index]
-        options = replace(spec.attention, rope=ropes[index], window=window)
+        sparse = None if spec.block_sparse is None else spec.block_sparse[index]
+        options = replace(spec.attention, rope=ropes[index], window=window, block_sparse=sparse)
         mixture = None if spec.mixtures is None else spec.mixtures[index]
         with b.layer():
             _layer(b, spec, options, mixture)

@@ -35,6 +35,7 @@ def llama_spec(
     default_partial: float | None = None,
     tied: bool = False,
     rotary: Rotary | None = None,
+    mlp: MlpSpec | None = None,
     **changes: Any,
 ) -> DecoderSpec:
     """Llama's decoder; arguments without an explanation are what configs without a field mean.
@@ -58,7 +59,7 @@ def llama_spec(
     spec = DecoderSpec(
         sizes=read_sizes(fields, length),
         attention=llama_attention(fields, heads, qkv_bias=qkv_bias, out_bias=out_bias),
-        mlp=llama_mlp(fields),
+        mlp=mlp or llama_mlp(fields),
         norm=rms(fields.epsilon("rms_norm_eps", default=eps)),
         head=Head(tied=fields.flag("tie_word_embeddings", default=tied)),
         rotary=rotary,
