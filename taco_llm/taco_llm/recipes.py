@@ -28,7 +28,6 @@ from taco_worker.models.plan.decoder_block import (
 from taco_worker.models.plan.llama_block import (
     fused_mlp,
     head_norms,
-    layer_types,
     llama_attention,
     llama_mlp,
     llama_spec,
@@ -36,7 +35,6 @@ from taco_worker.models.plan.llama_block import (
     read_sizes,
     rotary_by_type,
     two_layer_mlp,
-    windows_by_type,
 )
 from taco_worker.models.plan.mlp_block import (
     MlpSpec,
@@ -50,6 +48,7 @@ from taco_worker.models.plan.mlp_block import (
 from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.plan.slices import Slice
+from taco_worker.models.plan.sliding_windows import layer_types, windows_by_depth, windows_by_type
 from taco_worker.models.rope import RotaryConfig, scaled_max_position_embeddings
 from taco_worker.models.rope_parsing import parse_layer_rotary, parse_rotary
 
@@ -102,5 +101,6 @@ __all__ = [
     "scaled_max_position_embeddings",
     "two_layer_mlp",
     "views",
+    "windows_by_depth",
     "windows_by_type",
 ]

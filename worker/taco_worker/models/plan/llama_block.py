@@ -130,39 +130,6 @@ def head_norms(spec: NormSpec, query: str = "q_norm", key: str = "k_norm") -> He
     return HeadNorm(f"{ATTENTION}.{query}", f"{ATTENTION}.{key}", spec)
 
 
-def windows_by_type(
-    fields: ConfigFields, *, period: int | None = None, default_window: int | None = None
-) -> list[int | None]:
-    """Windows of layers by `layer_types`.
-
-    Args:
-        period: without layer_types, every `period`-th layer sees all tokens; None: all do.
-        default_window: of configs without sliding_window.
-    """
-    kinds = layer_types(fields, period)
-    window = fields.size("sliding_window", default=default_window) if SLIDING in kinds else None
-    return [window if kind == SLIDING else None for kind in kinds]
-
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-
-def layer_types(fields: ConfigFields, period: int | None = None) -> Sequence[str]:
-    """The type of each layer; see `windows_by_type`.
-
-    Raises:
-        ValueError: a type is unknown.
-    """
-    num_layers = fields.size("num_hidden_layers")
-    given = fields.per_layer("layer_types", num_layers)
-    if given is None:
-        return [SLIDING if period and (layer + 1) % period else FULL for layer in range(num_layers)]
-    for kind in given:
-        if kind not in (SLIDING, FULL):
-            raise ValueError(f"layer_types must be {SLIDING} or {FULL}, not {kind!r}")
-    return given
-
-
 def rotary_by_type(
     settings: Mapping[str, RotaryConfig | None], kinds: Sequence[str], style: RopeStyle = "half"
 ) -> Rotary:

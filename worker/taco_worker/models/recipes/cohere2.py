@@ -6,14 +6,9 @@ from dataclasses import replace
 
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.decoder_block import decoder
-from taco_worker.models.plan.llama_block import (
-    FULL,
-    SLIDING,
-    layer_types,
-    rotary_by_type,
-    windows_by_type,
-)
+from taco_worker.models.plan.llama_block import rotary_by_type
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.sliding_windows import FULL, SLIDING, layer_types, windows_by_type
 from taco_worker.models.recipes.cohere import cohere_spec
 from taco_worker.models.rope_parsing import parse_rotary
 

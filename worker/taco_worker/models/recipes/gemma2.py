@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.decoder_block import decoder
-from taco_worker.models.plan.llama_block import windows_by_type
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.sliding_windows import windows_by_type
 from taco_worker.models.recipes.gemma import gemma_spec, with_caps
 
 

@@ -6,15 +6,9 @@ from dataclasses import replace
 
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.decoder_block import decoder
-from taco_worker.models.plan.llama_block import (
-    FULL,
-    SLIDING,
-    head_norms,
-    layer_types,
-    rotary_by_type,
-    windows_by_type,
-)
+from taco_worker.models.plan.llama_block import head_norms, rotary_by_type
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.sliding_windows import FULL, SLIDING, layer_types, windows_by_type
 from taco_worker.models.recipes.gemma import gemma_spec, with_caps
 from taco_worker.models.rope_parsing import parse_layer_rotary
 

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.decoder_block import decoder
-from taco_worker.models.plan.llama_block import (
-    FULL,
-    SLIDING,
-    layer_types,
-    llama_spec,
-    rotary_by_type,
-    windows_by_type,
-)
+from taco_worker.models.plan.llama_block import llama_spec, rotary_by_type
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.sliding_windows import FULL, SLIDING, layer_types, windows_by_type
 from taco_worker.models.recipes.olmo2 import olmo2
 from taco_worker.models.rope_parsing import parse_layer_rotary
 

@@ -10,7 +10,7 @@ from taco_worker.models.plan.decoder_block import MLP, decoder
 from taco_worker.models.plan.llama_block import llama_spec
 from taco_worker.models.plan.mlp_block import MoeSpec, expert_layouts, gated_mlp
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.recipes.qwen2 import sliding_windows
+from taco_worker.models.plan.sliding_windows import windows_by_depth
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
@@ -62,7 +62,7 @@ def mixtures(fields: ConfigFields, mixture: MoeSpec) -> list[MoeSpec | None]:
 def _windows(fields: ConfigFields) -> Sequence[int | None] | None:
     """As in transformers: without layer_types every other layer below max_window_layers slides."""
     if fields.get("layer_types") or not fields.flag("use_sliding_window", default=False):
-        return sliding_windows(fields)
+        return windows_by_depth(fields)
     end = fields.number("max_window_layers", default=28)
     window = fields.size("sliding_window")
     layers = range(fields.size("num_hidden_layers"))

@@ -8,7 +8,7 @@ from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.decoder_block import decoder
 from taco_worker.models.plan.llama_block import head_norms, llama_spec
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.recipes.qwen2 import sliding_windows
+from taco_worker.models.plan.sliding_windows import windows_by_depth
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
@@ -18,7 +18,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         qkv_bias=bias,
         out_bias=bias,
         default_head_dim=128,
-        windows=sliding_windows(fields),
+        windows=windows_by_depth(fields),
     )
     attention = replace(spec.attention, head_norm=head_norms(spec.norm))
     return decoder(architecture, replace(spec, attention=attention))

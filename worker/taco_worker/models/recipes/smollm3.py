@@ -6,7 +6,7 @@ from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.decoder_block import Rotary, decoder
 from taco_worker.models.plan.llama_block import llama_mlp, llama_spec
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.recipes.qwen2 import sliding_windows
+from taco_worker.models.plan.sliding_windows import windows_by_depth
 from taco_worker.models.rope_parsing import parse_rotary
 
 _DEFAULT_THETA = 2e6
@@ -23,7 +23,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         tied=True,
         mlp=llama_mlp(fields, bias=fields.flag("mlp_bias", default=False)),
         rotary=Rotary(settings={"rope": rotary}, tables=_tables(fields)),
-        windows=sliding_windows(fields),
+        windows=windows_by_depth(fields),
     )
     return decoder(architecture, spec)
 
