@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from taco_kernels.cpu.matmul import ACTIVATIONS, EncodedRows, PackedMatrix, pack
 from taco_kernels.cpu.structs import ExpertProduct, GatedActivation, Matrix
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Scratch, allocate
-from taco_kernels.reference.experts import ALPHA
+from taco_kernels.reference.activation import ALPHA, check_activation
 
 
 class PackedExperts:
@@ -83,22 +84,19 @@ class PackedExperts:
         return self._matrices[expert]
 
 
-def gated_activation(activation: str, alpha: float = ALPHA, limit: float = 0.0) -> GatedActivation:
+def gated_activation(
+    activation: str, alpha: float = ALPHA, limit: float = math.inf
+) -> GatedActivation:
     """The gate of an expert as kernels take it.
 
     Args:
-        activation, alpha, limit: as in `taco_kernels.reference.experts.gated_activation`.
+        activation, alpha, limit: as in `taco_kernels.reference.activation.act_mul`.
 
     Raises:
         ValueError: the activation is unknown, or its limit is not positive.
     """
-    if activation == "swiglu_clipped":
-        if not limit > 0:
-            raise ValueError(f"the limit of swiglu_clipped must be positive, not {limit}")
-        return GatedActivation(ACTIVATIONS["none"], alpha, limit)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"unknown gated activation {activation!r}")
-    return GatedActivation(ACTIVATIONS[activation], 0.0, 0.0)
+    check_activation(activation, gated=True, limit=limit)
+    return GatedActivation(ACTIVATIONS[activation], alpha, limit)
 
 
 def multiply_experts(
@@ -111,7 +109,7 @@ def multiply_experts(
     *,
     activation: str = "silu",
     alpha: float = ALPHA,
-    limit: float = 0.0,
+    limit: float = math.inf,
     add_to: Tensor | None = None,
     scratch: Scratch | None = None,
 ) -> Tensor:
@@ -123,7 +121,7 @@ def multiply_experts(
         weights: float32 [count, top_k], contiguous.
         gate_up: gated, [num_experts, 2 * intermediate_size, k of the rows].
         down: [num_experts, out_size, intermediate_size], of the same type.
-        activation, alpha, limit: as in `taco_kernels.reference.experts.gated_activation`.
+        activation, alpha, limit: as in `taco_kernels.reference.activation.act_mul`.
         add_to: float32 [count, out_size], changed in place.
         scratch: memory to reuse between calls.
 

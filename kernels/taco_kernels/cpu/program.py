@@ -100,6 +100,7 @@ class Op(Structure):
         ("sines", c_void_p),
         ("rotary_dim", c_int64),
         ("rotary_style", c_int32),
+        ("alpha", c_float),
         ("factor", c_float),
         ("index", c_int64),
         ("attention", Attention),

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ALPHA = 1.702  # of GPT-OSS's gate
-
-
-def gated_activation(
-    gate: Tensor, up: Tensor, activation: str, *, alpha: float = ALPHA, limit: float = 0.0
-) -> Tensor:
-    """One of "silu", "gelu", "gelu_tanh" and "relu" of gate, times up; or "swiglu_clipped".
-
-    GPT-OSS's "swiglu_clipped" is g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit) and
-    u = clamp(up, -limit, limit).
-    """
-    match activation:
-        case "silu":
-            return F.silu(gate) * up
-        case "gelu":
-            return F.gelu(gate) * up
-        case "gelu_tanh":
-            return F.gelu(gate, approximate="tanh") * up
-        case "relu":
-            return F.relu(gate) * up
-        case "swiglu_clipped":
-            gate = gate.clamp(max=limit)
-            return gate * torch.sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1)
-    raise ValueError(f"unknown gated activation {activation!r}")
+from taco_kernels.reference.activation import ALPHA, act_mul
 
 
 def multiply_experts(
@@ -41,7 +20,7 @@ def multiply_experts(
     *,
     activation: str = "silu",
     alpha: float = ALPHA,
-    limit: float = 0.0,
+    limit: float = math.inf,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
@@ -53,6 +32,7 @@ def multiply_experts(
         ids, weights: [num_rows, top_k].
         gate_up: [num_experts, 2 * intermediate_size, hidden_size], the gate's rows first.
         down: [num_experts, out_size, intermediate_size].
+        activation, alpha, limit: as in `taco_kernels.reference.activation.act_mul`.
         gate_up_bias, down_bias: [num_experts, rows of the matrix].
 
     Returns:
@@ -61,8 +41,8 @@ def multiply_experts(
     outputs = torch.empty(*ids.shape, down.shape[1], device=x.device)
     for expert in ids.unique().tolist():
         rows, ranks = (ids == expert).nonzero(as_tuple=True)
-        gate, up = _linear(x[rows], gate_up, gate_up_bias, expert).chunk(2, dim=1)
-        inner = gated_activation(gate, up, activation, alpha=alpha, limit=limit)
+        both = _linear(x[rows], gate_up, gate_up_bias, expert)
+        inner = act_mul(both, activation, alpha=alpha, limit=limit)
         outputs[rows, ranks] = _linear(inner, down, down_bias, expert)
     total = torch.zeros(x.shape[0], down.shape[1], device=x.device)
     for rank in range(ids.shape[1]):

@@ -172,6 +172,7 @@ class LayerOps(Protocol):
         down: Tensor,
         *,
         activation: str,
+        alpha: float,
         limit: float,
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
@@ -183,7 +184,7 @@ class LayerOps(Protocol):
             ids, weights: of `route`.
             gate_up: [num_experts, 2 * intermediate_size, hidden_size], the gate's rows first.
             down: [num_experts, out_size, intermediate_size].
-            activation, limit: as in `taco_kernels.reference.experts.gated_activation`.
+            activation, alpha, limit: as in `taco_kernels.reference.activation.act_mul`.
             gate_up_bias, down_bias: [num_experts, rows of the matrix].
         """
         ...
@@ -306,6 +307,7 @@ class TorchOps:
         down: Tensor,
         *,
         activation: str,
+        alpha: float,
         limit: float,
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
@@ -317,6 +319,7 @@ class TorchOps:
             gate_up,
             down,
             activation=activation,
+            alpha=alpha,
             limit=limit,
             gate_up_bias=gate_up_bias,
             down_bias=down_bias,

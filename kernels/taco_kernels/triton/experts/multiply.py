@@ -6,16 +6,18 @@ activation, down, and the weighted sums in the order of the choice, so without a
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from taco_kernels.reference.experts import ALPHA
+from taco_kernels.reference.activation import ALPHA, check_activation
+from taco_kernels.triton.activation import activated, swiglu_clipped
 from taco_kernels.triton.experts.order import sort_pairs
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "swiglu_clipped")
 
 
 def multiply_experts(
@@ -27,7 +29,7 @@ def multiply_experts(
     *,
     activation: str = "silu",
     alpha: float = ALPHA,
-    limit: float = 0.0,
+    limit: float = math.inf,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
@@ -40,7 +42,7 @@ def multiply_experts(
         weights: float32 [num_rows, top_k], contiguous.
         gate_up: [num_experts, 2 * intermediate_size, hidden_size], the gate's rows first.
         down: [num_experts, out_size, intermediate_size]. Both are contiguous, of x's dtype.
-        activation, alpha, limit: as in `taco_kernels.reference.experts.gated_activation`.
+        activation, alpha, limit: as in `taco_kernels.reference.activation.act_mul`.
         gate_up_bias, down_bias: [num_experts, rows of the matrix], contiguous.
 
     Returns:
@@ -50,8 +52,7 @@ def multiply_experts(
         ValueError: a tensor has the wrong shape, dtype or strides, or the activation is unknown.
     """
     _check(x, ids, weights, gate_up, down, gate_up_bias, down_bias)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"unknown gated activation {activation!r}")
+    check_activation(activation, gated=True, limit=limit)
     num_rows, top_k = ids.shape
     num_experts, out_size, inner_size = down.shape
     out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
@@ -166,27 +167,11 @@ def _block_pairs(pairs, block_experts, block, num_pairs, BLOCK_ROWS: tl.constexp
 
 
 @triton.jit
-def _tanh(x):
-    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
-
-
-@triton.jit
 def _gate(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
-    """`taco_kernels.reference.experts.gated_activation`."""
+    """`taco_kernels.reference.activation.act_mul`, all in float32."""
     if ACTIVATION == "swiglu_clipped":
-        gate = tl.where(gate > limit, limit, gate)  # NaN stays NaN
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
-    if ACTIVATION == "silu":
-        gate = gate / (1.0 + tl.exp(-gate))
-    elif ACTIVATION == "gelu":
-        gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    elif ACTIVATION == "gelu_tanh":
-        cubic = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        gate = 0.5 * gate * (1.0 + _tanh(cubic))
-    else:
-        gate = tl.where(gate < 0, 0.0, gate)
-    return gate * up
+        return swiglu_clipped(gate, up, alpha, limit)
+    return activated(gate, ACTIVATION) * up
 
 
 @triton.jit

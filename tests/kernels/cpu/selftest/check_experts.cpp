@@ -101,7 +101,7 @@ private:
                                  TOP_K,
                                  gate_up.data(),
                                  down.data(),
-                                 {Activation::none, 1.702f, 1.5f},
+                                 {Activation::swiglu_clipped, 1.702f, 1.5f},
                                  out.data(),
                                  HIDDEN,
                                  false,

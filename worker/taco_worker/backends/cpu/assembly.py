@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +98,7 @@ class Assembly:
             weight_step=lowered.weight_step,
             rotary_dim=lowered.rotary_dim,
             rotary_style=ROTARY_STYLES.index(lowered.rope_style),
+            alpha=lowered.alpha,
             factor=lowered.factor,
             index=lowered.index,
             is_final=lowered.is_final,
@@ -136,7 +138,9 @@ class Assembly:
             num_experts=op.num_experts,
             gate_up=ctypes.addressof(gate_up),
             down=ctypes.addressof(down),
-            activation=gated_activation(op.activation, limit=op.limit or 0.0),
+            activation=gated_activation(
+                op.activation, op.alpha, math.inf if op.limit is None else op.limit
+            ),
         )
 
     def _columns(self, part: Slice | None) -> abi.Columns:

@@ -74,6 +74,7 @@ class LoweredOp:
     rope_table: str | None = None
     rotary_dim: int = 0
     rope_style: RopeStyle = "half"
+    alpha: float = 0.0
     factor: float = 0.0
     index: int = 0
     attend: Attend | None = None

@@ -151,6 +151,7 @@ class _Lowering:
                         out=op.out,
                         activation=op.kind,
                         is_gated=op.gated,
+                        alpha=op.alpha,
                         factor=_limit(op),
                     )
                 )
@@ -215,11 +216,12 @@ class _Lowering:
         out = op.out
         epilogue: Epilogue = "store"
         activation: ActivationKind | Literal["none"] = "none"
-        limit = 0.0
+        alpha = limit = 0.0
         following = self._next()
         if isinstance(following, Activation) and self._only_reader(op.out, following):
             self._index += 1
-            out, activation, limit = following.out, following.kind, _limit(following)
+            out, activation = following.out, following.kind
+            alpha, limit = following.alpha, _limit(following)
             if following.gated:
                 epilogue = "gate_mul"
                 self.gated.add(op.weight)
@@ -237,6 +239,7 @@ class _Lowering:
             bias=op.bias,
             epilogue=epilogue,
             activation=activation,
+            alpha=alpha,
             factor=limit,
         )
         self._emit(lowered, out)

@@ -209,7 +209,8 @@ class ActivationModule(OpModule):
             step.write(self.op.out, self.ops.activate(x, self.op.kind))
             return
         limit = math.inf if self.op.limit is None else self.op.limit
-        step.write(self.op.out, self.ops.act_mul(x, self.op.kind, limit=limit))
+        out = self.ops.act_mul(x, self.op.kind, alpha=self.op.alpha, limit=limit)
+        step.write(self.op.out, out)
 
 
 class RouteModule(OpModule):
@@ -241,7 +242,8 @@ class ExpertsModule(OpModule):
             self.gate_up,
             self.down,
             activation=op.activation,
-            limit=op.limit or 0.0,
+            alpha=op.alpha,
+            limit=math.inf if op.limit is None else op.limit,
             gate_up_bias=self.gate_up_bias,
             down_bias=self.down_bias,
         )

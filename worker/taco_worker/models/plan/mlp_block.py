@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from taco_kernels.router import GroupScore, RouterKind
 from taco_worker.models.plan.builder import Module, PlanBuilder
-from taco_worker.models.plan.ops.activation import Activation, ActivationKind
+from taco_worker.models.plan.ops.activation import ALPHA, Activation, ActivationKind
 from taco_worker.models.plan.ops.elementwise import Add, Gate
 from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.linear import Linear
@@ -41,7 +41,7 @@ def mlp(b: PlanBuilder, x: Slice, spec: MlpSpec, *, name: str = "mlp") -> Slice:
     up_name = "gate_up_proj" if spec.is_gated else "up_proj"
     up = b.linear(x, f"{name}.{up_name}", spec.up, bias=spec.up_bias, out=b.buffer("up", width))
     inner = b.buffer("inner", spec.size)
-    b.add(Activation(up, inner, spec.activation, spec.is_gated, spec.limit))
+    b.add(Activation(up, inner, spec.activation, spec.is_gated, limit=spec.limit))
     out = b.buffer("mlp_out", b.stream.size)
     return b.linear(inner, f"{name}.down_proj", [spec.down], bias=spec.down_bias, out=out)
 
@@ -100,6 +100,7 @@ class MoeSpec:
     top_groups: int = 1
     group_score: GroupScore = "max"
     jitter: float = 0.0
+    alpha: float = ALPHA
     limit: float | None = None
     shared: MlpSpec | None = None
     shared_gate: str | None = None
@@ -144,6 +145,7 @@ def moe(b: PlanBuilder, x: Slice, spec: MoeSpec) -> Slice:
             spec.activation,
             gate_up_bias=_expert_bias(b, "moe.gate_up_bias", (count, 2 * size), spec.gate_up_bias),
             down_bias=_expert_bias(b, "moe.down_bias", (count, width), spec.down_bias),
+            alpha=spec.alpha,
             limit=spec.limit,
         )
     )

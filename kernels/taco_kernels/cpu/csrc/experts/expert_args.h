@@ -42,11 +42,10 @@ struct Routing {
     int64_t weights_stride;
 };
 
-// How gate and up become one number: function(gate) * up; or with a limit > 0 GPT-OSS's
-//     g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha * g) * (u + 1).
+// How gate and up become one number: `activate_gated` of vector_math.h.
 struct GatedActivation {
     Activation function;
-    float alpha, limit;
+    float alpha, limit;  // of Activation::swiglu_clipped
 };
 
 // out = sum over the chosen experts e of weight * down_e(act(gate_e(x), up_e(x))), in the order of

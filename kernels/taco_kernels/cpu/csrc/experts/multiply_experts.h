@@ -44,14 +44,6 @@ struct ExpertScratch {
     }
 };
 
-// GPT-OSS's gate.
-inline F32 clipped_swiglu(F32 gate, F32 up, float alpha, float limit) {
-    const F32 most = set1(limit), least = set1(-limit);
-    const F32 g = min(most, gate), u = max(least, min(most, up));  // NaN stays NaN
-    const F32 swish = div(g, add(set1(1), exp(mul(set1(-alpha), g))));
-    return mul(swish, add(u, set1(1)));
-}
-
 class ExpertPass {
 public:
     ExpertPass(Thread& thread, const ExpertProduct& product, const ExpertScratch& scratch)
@@ -107,10 +99,9 @@ private:
                           product.out = out;
                           product.out_stride = scratch_.inner_stride;
                           product.out_is_operand = inner_type == DType::bf16;
-                          if (activation.limit == 0) return finish_block(product, block, sums);
-                          finish_gated_block(product, block, sums, [&](F32 gate, F32 up) {
-                              return clipped_swiglu(gate, up, activation.alpha, activation.limit);
-                          });
+                          product.alpha = activation.alpha;
+                          product.limit = activation.limit;
+                          finish_block(product, block, sums);
                       });
     }
 

@@ -79,8 +79,9 @@ struct Op {
     const float* sines;
     int64_t rotary_dim;
     RotaryStyle rotary_style;
-    // add: x += factor * y. scale, cap, clip: the factor or limit. activation: the limit.
-    float factor;
+    // add: x += factor * y. scale, cap, clip: the factor or limit. linear, activation: alpha and
+    // the limit of Activation::swiglu_clipped.
+    float alpha, factor;
     // keep: the layer. write_kv: the KV entry.
     int64_t index;
     // attend: x are the queries; the step sets cache, batch, queries, out and workspace.

@@ -16,9 +16,6 @@ namespace TACO_ISA {
 
 constexpr OperandBytes OPERAND_BYTES{sizeof(Bf16Operand), sizeof(Int8Operand)};
 
-// Of Activation::swiglu_clipped, in all models that have it.
-constexpr float GATE_SLOPE = 1.702f;
-
 // Calls body(row) once for each row, on the next free thread. Ends with a barrier.
 template <class Body>
 void share_rows(Thread& thread, int64_t rows, Body body) {
@@ -124,7 +121,7 @@ private:
         const int64_t stride = as_operands ? padded_k(DType::bf16, op.out.size)
                                            : buffers_[op.out.buffer].float_stride();
         kernels().multiply(thread_, Product{rows, op.matrix, op.epilogue, op.activation, out,
-                                            stride, as_operands, GATE_SLOPE, op.factor});
+                                            stride, as_operands, op.alpha, op.factor});
     }
 
     // The columns as the left factor of a product with `matrix`.
@@ -176,7 +173,7 @@ private:
             const int64_t size = op.out.size;
             float* out = floats_of(op.out, row);
             if (op.is_gated) {
-                gate_up_row(op.activation, GATE_SLOPE, op.factor, x, x + size, size, out);
+                gate_up_row(op.activation, op.alpha, op.factor, x, x + size, size, out);
             } else {
                 activate_row(op.activation, x, size, out);
             }

@@ -23,6 +23,8 @@ ACTIVATIONS: dict[str, ActivationKind] = {
     "relu": "relu",
     "relu2": "relu2",
 }
+# Of "swiglu_clipped", unless a config says otherwise.
+ALPHA = 1.702
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,15 @@ class Activation(Op):
 
     Attributes:
         gated: x holds gate and up side by side, each of out's size.
-        limit: bound of gate and up of "swiglu_clipped" (gpt-oss, Phi-3-small); None: unlimited.
+        alpha, limit: of "swiglu_clipped" (gpt-oss, Phi-3-small): factor in the sigmoid, and bound
+            of gate and up; None: unlimited.
     """
 
     x: Slice
     out: Slice
     kind: ActivationKind
     gated: bool
+    alpha: float = ALPHA
     limit: float | None = None
 
     @property

@@ -6,18 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from taco_kernels.router import GroupScore, Router, RouterKind
-from taco_worker.models.plan.ops.activation import ActivationKind
+from taco_worker.models.plan.ops.activation import ALPHA, ActivationKind
 from taco_worker.models.plan.ops.op import Op, Shape, optional
 from taco_worker.models.plan.slices import Slice
-
-# The activations that kernels apply between the two products of an expert.
-EXPERT_ACTIVATIONS: tuple[ActivationKind, ...] = (
-    "silu",
-    "gelu",
-    "gelu_tanh",
-    "relu",
-    "swiglu_clipped",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +86,7 @@ class Experts(Op):
         gate_up: parameter [num_experts, 2 * intermediate_size, x.size], gate rows first.
         down: parameter [num_experts, out.size, intermediate_size].
         gate_up_bias, down_bias: parameters [num_experts, rows of the matrix], or None.
-        limit: of "swiglu_clipped".
-
-    Raises:
-        ValueError: no kernel has the activation.
+        alpha, limit: as of `Activation`.
     """
 
     x: Slice
@@ -112,12 +100,8 @@ class Experts(Op):
     activation: ActivationKind
     gate_up_bias: str | None = None
     down_bias: str | None = None
+    alpha: float = ALPHA
     limit: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.activation not in EXPERT_ACTIVATIONS:
-            known = ", ".join(EXPERT_ACTIVATIONS)
-            raise ValueError(f"experts with {self.activation} are not supported, only {known}")
 
     @property
     def reads(self) -> tuple[Slice, ...]:
