@@ -328,4 +328,9 @@ VARIANTS: tuple[Variant, ...] = (
             ("tie_word_embeddings", True),
         ),
     ),
+    Variant(
+        "gpt-oss-transformers-5-like",
+        _GPT_OSS,
+        Native("GptOssForCausalLM", as_saved_by_transformers=True),
+    ),
 )

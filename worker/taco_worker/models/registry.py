@@ -43,6 +43,7 @@ _RECIPE_MODULES = {
     "GPTBigCodeForCausalLM": "gpt_bigcode",
     "GPTJForCausalLM": "gptj",
     "GPTNeoXForCausalLM": "gpt_neox",
+    "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granite_moe",
     "InternLM2ForCausalLM": "internlm2",
