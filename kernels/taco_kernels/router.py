@@ -80,5 +80,9 @@ class Router:
             )
         if self.kind != "sigmoid" and self.group_score == "sum_of_two":
             raise ValueError(f"a {self.kind} router scores groups by their greatest score")
+        if self.group_score == "sum_of_two" and self.num_experts == self.num_groups > 1:
+            raise ValueError("groups of one expert have no two scores to sum")
+        if self.jitter < 0:
+            raise ValueError(f"the jitter of a router must be 0 or above, not {self.jitter}")
         if self.kind == "sparsemixer" and (self.top_k != 2 or self.renormalize):
             raise ValueError("sparsemixer chooses two experts and does not renormalize")

@@ -184,6 +184,11 @@ def test_best_come_first() -> None:
         ({"top_k": 9}, "top_k must be 1 to 8 .* not 9"),
         ({"num_groups": 4, "top_k": 3}, "top_k must be 1 to 2 with 2 experts"),
         ({"group_score": "sum_of_two"}, "softmax router scores groups by their greatest"),
+        (
+            {"kind": "sigmoid", "group_score": "sum_of_two", "num_groups": 8, "top_groups": 2},
+            "groups of one expert",
+        ),
+        ({"jitter": -0.1}, "jitter of a router must be 0 or above, not -0.1"),
         ({"kind": "sparsemixer", "top_k": 3}, "sparsemixer chooses two"),
     ],
 )

@@ -264,6 +264,7 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
             ("use_qk_norm", False),
             ("head_dim", 16),
         ),
+        without_effect=(".enorm.weight", ".eh_proj.weight"),
     ),
 )
 VARIANTS: tuple[Variant, ...] = (

@@ -31,6 +31,13 @@ class ConfigFields:
             raise ValueError(f"{name} is {value}, and at most {MAX_SIZE} is supported")
         return value
 
+    def count(self, *names: str, default: int | None = None) -> int:
+        """An integer, 0 or above."""
+        name, value = self._find(names, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} must be an integer, 0 or above, not {value!r}")
+        return value
+
     def number(self, *names: str, default: float | None = None) -> float:
         """A finite number."""
         name, value = self._find(names, default)

@@ -19,7 +19,7 @@ _LAYER = "model.layers.{layer}"
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     hidden_size, num_layers = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    num_dense = int(fields.number("first_k_dense_replace", default=0))
+    num_dense = fields.count("first_k_dense_replace", default=0)
     mixture = mixture_of_experts(fields, architecture) if num_dense < num_layers else None
     norm = rms(fields.epsilon("rms_norm_eps", default=1e-6))
     rotary = parse_rotary(fields.values)
@@ -72,7 +72,9 @@ def attention_spec(
 def tensor_names(fields: ConfigFields) -> TensorNames:
     """Without the layers after the last, which predict further tokens (V3 and GLM 4.5)."""
     num_layers = fields.size("num_hidden_layers")
-    extra = int(fields.number("num_nextn_predict_layers", default=0))
+    extra = fields.count("num_nextn_predict_layers", default=0)
+    if extra > num_layers:
+        raise ValueError(f"num_nextn_predict_layers {extra} is more than num_hidden_layers")
     layers = "|".join(str(num_layers + index) for index in range(extra))
     ignored = (rf"^model\.layers\.({layers})\.",) if extra else ()
     return replace(LLAMA_NAMES, ignored=(*LLAMA_NAMES.ignored, *ignored))

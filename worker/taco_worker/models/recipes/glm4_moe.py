@@ -14,7 +14,7 @@ from taco_worker.models.recipes.deepseek_experts import mixture_of_experts
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     num_layers = fields.size("num_hidden_layers")
-    num_dense = int(fields.number("first_k_dense_replace", default=1))
+    num_dense = fields.count("first_k_dense_replace", default=1)
     mixture = None
     if num_dense < num_layers:
         mixture = mixture_of_experts(fields, architecture, default_scale=1.0)

@@ -51,7 +51,7 @@ def mixtures(fields: ConfigFields, mixture: MoeSpec) -> list[MoeSpec | None]:
     """The mixture of each layer; None: the layer has an MLP."""
     step = fields.size("decoder_sparse_step", default=1)
     dense = fields.get("mlp_only_layers", default=[])
-    if not isinstance(dense, list):
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise ValueError(f"mlp_only_layers must be a list of layers, not {dense!r}")
     return [
         None if layer in dense or (layer + 1) % step else mixture
@@ -63,7 +63,7 @@ def _windows(fields: ConfigFields) -> Sequence[int | None] | None:
     """As in transformers: without layer_types every other layer below max_window_layers slides."""
     if fields.get("layer_types") or not fields.flag("use_sliding_window", default=False):
         return windows_by_depth(fields)
-    end = fields.number("max_window_layers", default=28)
+    end = fields.count("max_window_layers", default=28)
     window = fields.size("sliding_window")
     layers = range(fields.size("num_hidden_layers"))
     return [window if layer % 2 == 0 and layer < end else None for layer in layers]
