@@ -1,8 +1,6 @@
 """The gateway's client of the schedulers: sends requests, and resubmits them after a fault.
 
-Failover: a request whose scheduler dies, drains, or has lost its last worker is unassigned. It is
-submitted again to another scheduler, with the tokens that the HTTP client already has of each
-sequence. The stream pauses and continues; the restart of the only scheduler is a pause, too.
+Failover: see `failover`.
 
 Handover: several processes may follow each other at one address, as behind a Kubernetes Service.
 When a scheduler announces that it drains, the client dials its address again and keeps the old
@@ -23,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taco_gateway.engine.engine_client import EngineError, EngineStats
+from taco_gateway.engine.failover import UnassignedRequests, may_reassign
 from taco_gateway.engine.merged_metrics import merge_metrics
 from taco_gateway.engine.registry_reader import RegistryReader, SeenRecord
 from taco_gateway.engine.request_table import RequestTable
@@ -31,7 +30,6 @@ from taco_gateway.engine.scheduler_link import SchedulerLink
 from taco_gateway.engine.token_stream import TokenStream
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import TlsConfig
-from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.registry import KEY_BYTES
 from taco_proto.requests import GenerateRequest, ModelInfo
 
@@ -47,8 +45,6 @@ _HANDOVER_S = 60.0
 _TICK_S = 0.5
 # Seconds for which a scheduler without a record in Redis is still dialled.
 FORGET_SECONDS = 30.0
-
-_LOST = EngineError(503, "The scheduler was lost.")
 
 
 class SchedulerClient:
@@ -74,7 +70,7 @@ class SchedulerClient:
         self._tls = tls
         self._links: dict[str, SchedulerLink] = {}
         self._leaving: list[SchedulerLink] = []  # draining; `_links` has successors
-        self._unassigned = RequestTable(_NoScheduler())
+        self._unassigned = UnassignedRequests()
         self._info: ModelInfo | None = None
         self._is_usable = False
         self._lost_since = time.monotonic()
@@ -101,7 +97,7 @@ class SchedulerClient:
         return self._info
 
     def generate(self, request: GenerateRequest) -> TokenStream:
-        stream = self._unassigned.generate(request)
+        stream = self._unassigned.table.generate(request)
         self._assign(stream)
         return stream
 
@@ -192,17 +188,16 @@ class SchedulerClient:
         self._reassign()
 
     def on_link_lost(self, link: SchedulerLink) -> None:
-        for stream in link.requests:
-            stream.quota_charged = True
-            self._detach(stream, link)
+        self._unassigned.detach_all(link)
         if link in self._leaving:
             self._leaving.remove(link)
             self._close(link)
         self._reassign()
 
     def on_rejected(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> None:
-        if self._may_reassign(link, stream, error):
-            self._detach(stream, link)
+        has_others = any(other is not link for other in self._usable())
+        if may_reassign(stream, error, has_others=has_others):
+            self._unassigned.detach(stream, link)
             self._reassign()
         else:
             link.requests.fail(stream, error)
@@ -216,7 +211,7 @@ class SchedulerClient:
             return
         request = stream.remainder() if len(links) > 1 else stream.request
         link, stream.num_missing_tokens = choose_scheduler(request, links, time.monotonic())
-        self._unassigned.remove(stream)
+        self._unassigned.table.remove(stream)
         link.requests.attach(stream)
 
     def _reassign(self) -> None:
@@ -226,57 +221,21 @@ class SchedulerClient:
             for link in self._links.values():
                 # Without a license, running requests finish and waiting ones are rejected.
                 if link.takes_requests and not link.usable and not link.license_problem:
-                    self._withdraw_requests(link)
+                    self._unassigned.withdraw(link)
         for stream in self._unassigned:
             self._assign(stream)
         self._refresh(usable)
 
-    def _withdraw_requests(self, link: SchedulerLink) -> None:
-        """Withdraws the requests of a scheduler that has no worker while another one has.
-
-        Each request is withdrawn once at most. A poison request, which crashes workers, must not
-        reach the workers of every scheduler: each scheduler counts only its own crashes.
-        """
-        for stream in link.requests:
-            if not stream.was_reassigned:
-                stream.was_reassigned = stream.quota_charged = True
-                link.cancel(stream.request.handle)
-                self._detach(stream, link)
-
-    def _may_reassign(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> bool:
-        """Whether a request that one scheduler rejected may be assigned to another one."""
-        if error.reason != LICENSE_INVALID:
-            return True
-        # Only to a scheduler with a license, and only once, so that it cannot go in circles.
-        if stream.was_reassigned or not any(other is not link for other in self._usable()):
-            return False
-        stream.was_reassigned = True
-        return True
-
-    def _detach(self, stream: TokenStream, link: SchedulerLink) -> None:
-        stream.restart_deadline(time.monotonic())
-        link.requests.remove(stream)
-        self._unassigned.attach(stream)
-
     def _tables(self) -> Iterable[RequestTable]:
         links = (*self._leaving, *self._links.values())
-        return (self._unassigned, *(link.requests for link in links))
+        return (self._unassigned.table, *(link.requests for link in links))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            self._fail_expired()
+            waited = time.monotonic() - self._lost_since
+            self._unassigned.fail_expired(is_lost=waited > _LOST_TIMEOUT_S and not self._is_usable)
             self._refresh(self._usable())  # the handover may have timed out
-
-    def _fail_expired(self) -> None:
-        now = time.monotonic()
-        impatient = now - self._lost_since > _LOST_TIMEOUT_S
-        for stream in self._unassigned:
-            deadline = stream.request.deadline
-            if deadline is not None and now > deadline:
-                self._unassigned.fail(stream, EngineError(504, "No engine came in time."))
-            elif deadline is None and impatient and not self._is_usable:
-                self._unassigned.fail(stream, _LOST)
 
     # ------------------------------------------------------------------- model
 
@@ -313,16 +272,6 @@ class SchedulerClient:
             self._info = replace(self._info, ready=False, license_problem=problem)
         else:
             self._info = next((link.info for link in self._serving()), None)
-
-
-class _NoScheduler:
-    """The upstream of unassigned requests: sends nothing."""
-
-    def submit(self, request: GenerateRequest) -> None:
-        pass
-
-    def cancel(self, handle: int, index: int | None = None) -> None:
-        pass
 
 
 def _is_other_model(info: ModelInfo, known: ModelInfo) -> bool:

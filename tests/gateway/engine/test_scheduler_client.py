@@ -26,7 +26,7 @@ from support.live_scheduler import (
 )
 from support.patience import PATIENCE_SECONDS, until
 from support.serving import free_port
-from taco_gateway.engine import scheduler_client, scheduler_link
+from taco_gateway.engine import failover, scheduler_client, scheduler_link
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_proto.config import SchedulerConfig
@@ -237,8 +237,8 @@ async def test_a_deadline_does_not_end_an_answer_whose_scheduler_restarts(
     """It ran for longer than it might have waited."""
     skipped = 0.0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped)
-    monkeypatch.setattr(scheduler_client, "time", clock)
-    monkeypatch.setattr(scheduler_link, "time", clock)
+    for module in (failover, scheduler_client, scheduler_link):
+        monkeypatch.setattr(module, "time", clock)
     asked = replace(request(), deadline=time.monotonic() + 600)
     async with scheduler(address, worker := GatedWorker()):
         await until_ready(client)
