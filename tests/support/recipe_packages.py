@@ -32,9 +32,12 @@ def install_recipes(
     )
     for module, text in modules.items():
         (source / f"{module}.py").write_text(text)
+    return pip_install(source, target)
+
+
+def pip_install(source: Path, target: Path) -> Path:
+    """Install the package in `source` into the directory `target`, and return `target`."""
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source)],
-        check=True,
-    )
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target)]
+    subprocess.run([*command, str(source)], check=True)
     return target
