@@ -100,6 +100,8 @@ class Op(Structure):
         ("sines", c_void_p),
         ("rotary_dim", c_int64),
         ("rotary_style", c_int32),
+        ("num_sections", c_int64),
+        ("sections", c_void_p),
         ("alpha", c_float),
         ("factor", c_float),
         ("index", c_int64),
@@ -143,6 +145,9 @@ class Step(Structure):
         ("cache", KVCache),
         ("token_ids", c_void_p),
         ("positions", c_void_p),
+        ("rope_positions", c_void_p),
+        ("embedding_rows", c_void_p),
+        ("embeddings", c_void_p),
         ("num_outputs", c_int64),
         ("output_rows", c_void_p),
         ("hidden", c_void_p),
@@ -223,6 +228,10 @@ class ProgramRunner:
         block_tables: IntArray,
         output_rows: IntArray,
         copies: SlotCopies | None = None,
+        *,
+        rope_positions: IntArray | None = None,
+        embedding_rows: IntArray | None = None,
+        embeddings: Tensor | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values to the cache.
 
@@ -235,6 +244,11 @@ class ProgramRunner:
                 returned.
             copies: KV copies in each layer, made after the step's own KV was written, for sequences
                 that share tokens of the step.
+            rope_positions: [axes, num_tokens], for rope ops with sections; by default all axes have
+                a token's position.
+            embedding_rows: [num_tokens], the row of `embeddings` that replaces the token's row of
+                the embedding table, or -1.
+            embeddings: contiguous float32 [rows, embedding_size].
 
         Returns:
             float32 [num_outputs, hidden_size].
@@ -251,6 +265,9 @@ class ProgramRunner:
         step.num_outputs = output_rows.size
         step.hidden = hidden.data_ptr()
         step.copies = KVCopies() if copies is None else copies.struct()
+        step.rope_positions = None if rope_positions is None else _address(rope_positions)
+        step.embedding_rows = None if embedding_rows is None else _address(embedding_rows)
+        step.embeddings = None if embeddings is None else embeddings.data_ptr()
         if step.num_kept:
             width = step.num_kept * self._hidden_size
             self.kept_hidden = torch.empty((token_ids.size, width), dtype=torch.float32)

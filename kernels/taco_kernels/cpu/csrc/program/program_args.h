@@ -79,6 +79,8 @@ struct Op {
     const float* sines;
     int64_t rotary_dim;
     RotaryStyle rotary_style;
+    int64_t num_sections;     // axes of `Step::rope_positions`; 0: the op reads `Step::positions`
+    const int32_t* sections;  // [num_sections], pairs that each axis turns
     // add: x += factor * y. scale, cap, clip: the factor or limit. linear, activation: alpha and
     // the limit of Activation::swiglu_clipped.
     float alpha, factor;
@@ -123,8 +125,11 @@ struct Program {
 struct Step {
     Batch batch;
     KVCache cache;
-    const int32_t* token_ids;  // [num_tokens]
-    const int32_t* positions;  // [num_tokens]
+    const int32_t* token_ids;       // [num_tokens]
+    const int32_t* positions;       // [num_tokens]
+    const int32_t* rope_positions;  // [axes, num_tokens], of ropes with sections; null: `positions`
+    const int32_t* embedding_rows;  // [num_tokens], rows of `embeddings`; -1: of the table; or null
+    const float* embeddings;        // [rows, columns of the token embedding]
     int64_t num_outputs;
     const int32_t* output_rows;  // [num_outputs], ascending: tokens whose hidden state is returned
     float* hidden;               // [num_outputs, columns of the hidden buffer]

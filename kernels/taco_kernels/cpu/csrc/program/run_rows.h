@@ -79,9 +79,13 @@ private:
     void embed(const Op& op) const {
         share_rows(thread_, count_, [&](int64_t row) {
             const int64_t token = begin_ + row;
+            float* out = floats_of(op.out, row);
+            if (const float* given = given_embedding(op, token)) {
+                std::copy_n(given, op.out.size, out);
+                return;
+            }
             const int32_t* indices = op.indexes_positions ? step_.positions : step_.token_ids;
             const int64_t index = indices[token] + op.offset;
-            float* out = floats_of(op.out, row);
             if (op.adds) {
                 add_table_row(op.table, index, op.out.size, out);
             } else if (op.table.data) {
@@ -90,6 +94,13 @@ private:
                 copy_packed_row(op.matrix, index, op.out.size, out);
             }
         });
+    }
+
+    // The embedding that the step gives for a token, or null.
+    const float* given_embedding(const Op& op, int64_t token) const {
+        if (op.indexes_positions || !step_.embedding_rows) return nullptr;
+        const int64_t row = step_.embedding_rows[token];
+        return row < 0 ? nullptr : step_.embeddings + row * op.out.size;
     }
 
     void norm(const Op& op) const {
@@ -159,11 +170,14 @@ private:
     }
 
     void rotate(const Op& op) const {
+        const bool by_axis = op.num_sections && step_.rope_positions;
         const Rotation rotation{
-            op.rotary_style, op.x.size / op.group, op.group, op.rotary_dim, op.cosines, op.sines, 0,
-            nullptr};
+            op.rotary_style, op.x.size / op.group,          op.group,   op.rotary_dim, op.cosines,
+            op.sines,        by_axis ? op.num_sections : 0, op.sections};
+        const int32_t* positions = by_axis ? step_.rope_positions : step_.positions;
         share_rows(thread_, count_, [&](int64_t row) {
-            rotate_row(rotation, floats_of(op.x, row) + op.offset, step_.positions + begin_ + row);
+            rotate_row(rotation, floats_of(op.x, row) + op.offset, positions + begin_ + row,
+                       step_.batch.num_tokens);
         });
     }
 
