@@ -142,6 +142,7 @@ def properties(plans: Sequence[ModelPlan]) -> Iterator[str]:
     routers = dict.fromkeys(_ROUTERS[op.kind] for op in ops if isinstance(op, Route))
     found = {
         "rotary positions": any(plan.rope_tables for plan in plans),
+        "positions on three axes": any(plan.num_rope_axes for plan in plans),
         "ALiBi": any(op.alibi for op in attends),
         "learned positions": any(isinstance(op, Embed) and op.index == "positions" for op in ops),
         "sliding windows": any(op.window for op in attends),

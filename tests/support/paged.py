@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from support.plans import ints
 from taco_proto.steps import IntArray
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.models.step_model import InputEmbeddings, ModelInput, StepModel
 
 
 def make_metadata(
@@ -41,6 +42,24 @@ def make_metadata(
     )
 
 
+@dataclass(frozen=True)
+class GivenTokens:
+    """What a prompt gives beside its token ids.
+
+    Attributes:
+        rope_positions: [3, n].
+        embeddings: [n, embedding_size], used where `is_given`.
+    """
+
+    rope_positions: Tensor
+    embeddings: Tensor
+    is_given: Tensor
+
+    def part(self, begin: int, end: int) -> GivenTokens:
+        one = slice(begin, end)
+        return GivenTokens(self.rope_positions[:, one], self.embeddings[one], self.is_given[one])
+
+
 class PagedRunner:
     """Feeds chunks of token ids of any number of sequences to a model."""
 
@@ -55,11 +74,19 @@ class PagedRunner:
         self._block_tables: dict[str, list[int]] = {}
         self._seq_lens: dict[str, int] = {}
 
-    def step(self, chunks: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-        """One forward pass: each sequence's next tokens to their logits [num_tokens, vocab]."""
+    def step(
+        self,
+        chunks: Mapping[str, Sequence[int]],
+        given: Mapping[str, GivenTokens] | None = None,
+    ) -> dict[str, Tensor]:
+        """One forward pass: each sequence's next tokens to their logits [num_tokens, vocab].
+
+        Args:
+            given: for the tokens of each chunk.
+        """
         query_lens = [len(token_ids) for token_ids in chunks.values()]
         rows = np.arange(sum(query_lens), dtype=np.int32)
-        logits = self.logits_at(chunks, rows)
+        logits = self.logits_at(chunks, rows, given)
         return dict(zip(chunks, logits.split(query_lens), strict=True))
 
     def share_prefix(self, name: str, source: str, num_blocks: int) -> None:
@@ -68,7 +95,12 @@ class PagedRunner:
         self._seq_lens[name] = num_blocks * self._block_size
 
     @torch.inference_mode()
-    def logits_at(self, chunks: Mapping[str, Sequence[int]], rows: IntArray) -> Tensor:
+    def logits_at(
+        self,
+        chunks: Mapping[str, Sequence[int]],
+        rows: IntArray,
+        given: Mapping[str, GivenTokens] | None = None,
+    ) -> Tensor:
         """The same for some of the pass's tokens only, [num_rows, vocab]."""
         positions: list[int] = []
         for name, token_ids in chunks.items():
@@ -80,6 +112,13 @@ class PagedRunner:
                 table.append(self._free_blocks.pop())
         tables = [self._block_tables[name] for name in chunks]
         width = max(len(table) for table in tables)
+        rope_positions, embeddings = None, None
+        if given is not None:
+            parts = [given[name] for name in chunks]
+            rope_positions = torch.cat([part.rope_positions for part in parts], dim=1).int().numpy()
+            is_given = torch.cat([part.is_given for part in parts])
+            values = torch.cat([part.embeddings for part in parts])[is_given]
+            embeddings = InputEmbeddings(is_given.nonzero()[:, 0].int().numpy(), values)
         inputs = ModelInput(
             token_ids=torch.tensor(
                 [i for chunk in chunks.values() for i in chunk], dtype=torch.int32
@@ -89,5 +128,7 @@ class PagedRunner:
             seq_lens=ints([self._seq_lens[name] for name in chunks]),
             block_tables=np.array([[*t, *[-1] * (width - len(t))] for t in tables], dtype=np.int32),
             output_rows=rows,
+            embeddings=embeddings,
+            rope_positions=rope_positions,
         )
         return self._model.compute_logits(self._model.forward(inputs))

@@ -30,6 +30,7 @@ ARCHITECTURES = """
     GraniteForCausalLM GraniteMoeForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoeForCausalLM
     CohereForCausalLM Cohere2ForCausalLM SmolLM3ForCausalLM Ministral3ForCausalLM
     Gemma3ForConditionalGeneration Mistral3ForConditionalGeneration Qwen2VLForConditionalGeneration
+    Qwen2_5_VLForConditionalGeneration
 """
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 

@@ -141,7 +141,7 @@ VARIANTS: tuple[Variant, ...] = (
         Wrapped(
             Native("Gemma3ForCausalLM", as_saved_by_transformers=True),
             {"model.": "model.language_model."},
-            vision_prefix="model.",
+            vision="model.vision_tower.post_layernorm.weight",
         ),
         without_effect=("vision_tower.post_layernorm.weight",),
     ),

@@ -79,7 +79,7 @@ VARIANTS: tuple[Variant, ...] = (
         Wrapped(
             Native("Ministral3ForCausalLM", as_saved_by_transformers=True),
             {"model.": "model.language_model."},
-            vision_prefix="model.",
+            vision="model.vision_tower.post_layernorm.weight",
         ),
         without_effect=_VISION,
     ),

@@ -19,29 +19,27 @@ class Wrapped:
     Attributes:
         text: makes the text part.
         prefixes: by the prefix of the text model's tensors, the prefix in the checkpoint.
-        vision_prefix: what comes before `vision_tower` in the checkpoint.
+        vision: a tensor of the vision tower.
     """
 
     text: Native
     prefixes: Mapping[str, str]
-    vision_prefix: str = ""
+    vision: str = "vision_tower.post_layernorm.weight"
 
     def random_checkpoint(
         self, config: Mapping[str, Any], seed: int
     ) -> tuple[dict[str, Any], Tensors]:
         text_config, tensors = self.text.random_checkpoint(config["text_config"], seed)
         renamed = {_renamed(name, self.prefixes): value for name, value in tensors.items()}
-        vision = {f"{self.vision_prefix}vision_tower.post_layernorm.weight": torch.ones(24)}
-        return {**config, "text_config": text_config}, renamed | vision
+        tensors = {**renamed, self.vision: torch.ones(24)}
+        return {**config, "text_config": text_config}, tensors
 
     def load(
         self, config: Mapping[str, Any], tensors: Tensors, max_model_len: int | None
     ) -> Oracle:
         back = {theirs: ours for ours, theirs in self.prefixes.items()}
         text = {
-            _renamed(name, back): value
-            for name, value in tensors.items()
-            if "vision_tower." not in name
+            _renamed(name, back): value for name, value in tensors.items() if name != self.vision
         }
         return self.text.load(config["text_config"], text, max_model_len)
 

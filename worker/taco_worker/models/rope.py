@@ -129,8 +129,8 @@ class RotaryConfig:
     Attributes:
         theta: base of the frequencies.
         partial_rotary_factor: rotated part of a head.
-        sections: frequencies that each axis of the positions turns (M-RoPE, Qwen2-VL); empty: one
-            position per token.
+        sections: frequencies that each axis of the positions turns (M-RoPE, Qwen2-VL, Wang et al.
+            2024, section 2.1); empty: one position per token.
     """
 
     theta: float

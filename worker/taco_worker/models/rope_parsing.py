@@ -19,6 +19,7 @@ from taco_worker.models.rope import (
 )
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "mrope")
+_AXES = 3  # of M-RoPE: time, height, width
 # Names of older configs, and of models whose code is in their repository.
 _THETA_FIELDS = ("rope_theta", "rotary_emb_base", "rope_embedding_base")
 _PARTIAL_FIELDS = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rope_percent")
@@ -115,8 +116,8 @@ def _parse(
     if given.get("mrope_interleaved"):
         raise ValueError("mrope_interleaved is not supported, only consecutive sections")
     sections = tuple(given.get("mrope_section") or ())
-    if not all(isinstance(size, int) and size >= 0 for size in sections):
-        raise ValueError(f"mrope_section must be a list of integers, not {list(sections)}")
+    if sections and (len(sections) != _AXES or not all(map(_is_size, sections))):
+        raise ValueError(f"mrope_section must be {_AXES} integers, not {list(sections)}")
     scaling = _parse_scaling(given, hf_config, partial)
     # These frequencies are spaced over the whole head, most of which turns by the angle 0.
     whole_head = isinstance(scaling, ProportionalScaling)
@@ -129,6 +130,10 @@ def _first_given(
     """The first of the named fields that is not null, in the rope settings or in the config."""
     fields = (fields.get(name) for fields in (given, hf_config) for name in names)
     return next((value for value in fields if value is not None), default)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _positive(name: str, value: object) -> float:

@@ -18,6 +18,30 @@ from taco_worker.sampling.ops import SamplingOps
 
 
 @dataclass(frozen=True, slots=True)
+class InputEmbeddings:
+    """Embeddings of some tokens of a step, such as the patches of an image.
+
+    Each replaces a row that `StepModel.embed` returns. What the model computes from those rows (a
+    scale, a norm, learned positions) it computes from these too. The token ids must be valid ids.
+    The KV of the tokens depends on the embeddings: token ids alone must not identify it.
+
+    Attributes:
+        tokens: [num_rows], indices of the step's tokens, strictly ascending.
+        values: [num_rows, embedding_size], contiguous, on the model's device, in the dtype of its
+            hidden states.
+    """
+
+    tokens: IntArray
+    values: Tensor
+
+    def rows_by_token(self, num_tokens: int) -> IntArray:
+        """[num_tokens], the row of `values` for each token of the step, or -1."""
+        rows = np.full(num_tokens, -1, dtype=np.int32)
+        rows[self.tokens] = np.arange(self.tokens.size, dtype=np.int32)
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInput:
     """The tokens of one step, sequence after sequence, and the places of their KV; int32.
 
@@ -36,6 +60,10 @@ class ModelInput:
             order: a token's first child comes right after it. `positions` are the true ones
             (parent's + 1), and `seq_lens` counts all nodes. None: every token follows the one
             before it.
+        embeddings: of the tokens that are not embedded by their ids.
+        rope_positions: [3, num_tokens], time, height and width, which turn queries and keys of
+            models with M-RoPE (Qwen2-VL, Wang et al. 2024, section 2.1). The places of KV and the
+            order of tokens follow from `positions` alone. None: all three are `positions`.
     """
 
     token_ids: Tensor
@@ -45,6 +73,8 @@ class ModelInput:
     block_tables: IntArray
     output_rows: IntArray
     parents: IntArray | None = None
+    embeddings: InputEmbeddings | None = None
+    rope_positions: IntArray | None = None
 
     def kv_slot_mapping(self, block_size: int) -> IntArray:
         """int64 [num_tokens], block * block_size + offset of each token's position: the place of
@@ -140,6 +170,9 @@ class StepModel(Protocol):
 
         Returns:
             Hidden states after the final norm, [number of output_rows, hidden_size].
+
+        Raises:
+            ValueError: as `check_given_inputs`.
         """
         ...
 
@@ -208,6 +241,44 @@ def check_kept_layers(layers: tuple[int, ...], num_layers: int) -> None:
             f"hidden states of layer {unknown[0]} cannot be kept: there are {num_layers} layers, "
             "and the last one's are the final norm's"
         )
+
+
+def check_given_inputs(model: StepModel, inputs: ModelInput, max_model_len: int) -> None:
+    """Check the embeddings and rope positions of a step, if it has any.
+
+    Raises:
+        ValueError: the model has no positions on axes, or a shape, type or value is not allowed.
+    """
+    num_tokens = inputs.positions.size
+    if inputs.embeddings is not None:
+        tokens, values = inputs.embeddings.tokens, inputs.embeddings.values
+        in_order = np.concatenate(([-1], tokens.reshape(-1), [num_tokens]))
+        if tokens.ndim != 1 or tokens.dtype != np.int32 or (np.diff(in_order) < 1).any():
+            raise ValueError(
+                f"the tokens of embeddings must be ascending int32 from 0 to {num_tokens - 1}, not "
+                f"{tokens.dtype} {tokens.tolist()}"
+            )
+        shape = (tokens.size, model.plan.embedding_size)
+        expected = (shape, model.hidden_dtype, model.device.type)
+        actual = (tuple(values.shape), values.dtype, values.device.type)
+        if actual != expected or not values.is_contiguous():
+            raise ValueError(
+                f"embeddings must be contiguous {dtype_name(model.hidden_dtype)} {list(shape)} on "
+                f"{model.device.type}, not {dtype_name(values.dtype)} {list(values.shape)} with "
+                f"strides {values.stride()} on {values.device.type}"
+            )
+    if inputs.rope_positions is None:
+        return
+    rope, num_axes = inputs.rope_positions, model.plan.num_rope_axes
+    if not num_axes:
+        raise ValueError(f"{model.plan.architecture} has no M-RoPE: rope_positions do not apply")
+    if rope.shape != (num_axes, num_tokens) or rope.dtype != np.int32:
+        raise ValueError(
+            f"rope_positions must be int32 [{num_axes}, {num_tokens}], not {rope.dtype} "
+            f"{list(rope.shape)}"
+        )
+    if wrong := rope[(rope < 0) | (rope >= max_model_len)].tolist():
+        raise ValueError(f"rope_positions must be from 0 to {max_model_len - 1}, not {wrong[0]}")
 
 
 def describe(what: str, num_threads: int, dtype: torch.dtype) -> str:

@@ -15,7 +15,7 @@ from support.plans import ints
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.backends.torch.cuda_graphs import CudaGraphs, Forward
 from taco_worker.devices.transfers import Transfers
-from taco_worker.models.step_model import ModelInput
+from taco_worker.models.step_model import InputEmbeddings, ModelInput
 
 
 def step(query_lens: list[int], context_len: int = 40) -> ModelInput:
@@ -31,10 +31,19 @@ def step(query_lens: list[int], context_len: int = 40) -> ModelInput:
     )
 
 
-def forward(token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+def forward(
+    token_ids: Tensor,
+    positions: Tensor,
+    metadata: AttentionMetadata,
+    rope_positions: Tensor | None,
+) -> Tensor:
     """A value that depends on every input of a step."""
     assert metadata.kv_slot_mapping.shape == positions.shape == token_ids.shape
-    hidden = torch.stack([token_ids, positions, metadata.kv_slot_mapping.int()], dim=1)
+    columns = [token_ids, positions, metadata.kv_slot_mapping.int()]
+    if rope_positions is not None:
+        assert rope_positions.is_contiguous()
+        columns += rope_positions
+    hidden = torch.stack(columns, dim=1)
     return hidden + metadata.seq_lens.sum() + metadata.query_start_loc[-1]
 
 
@@ -43,12 +52,12 @@ def replay(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def make_graphs(
-    max_num_seqs: int = 40, forward: Forward = forward, **changes: object
+    max_num_seqs: int = 40, forward: Forward = forward, num_rope_axes: int = 0, **changes: object
 ) -> CudaGraphs:
     options: dict[str, object] = {"capture": replay, **changes}
     transfers = Transfers(torch.device("cpu"))
     graphs = CudaGraphs(transfers, max_num_seqs=max_num_seqs, **options)  # type: ignore[arg-type]
-    graphs.prepare(forward, block_size=16, max_model_len=128)
+    graphs.prepare(forward, block_size=16, max_model_len=128, num_rope_axes=num_rope_axes)
     return graphs
 
 
@@ -94,9 +103,14 @@ def test_trees_have_separate_graphs() -> None:
     """In such graphs the padding of a shape must be a chain."""
     seen: list[Tensor] = []
 
-    def keep_masks(token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def keep_masks(
+        token_ids: Tensor,
+        positions: Tensor,
+        metadata: AttentionMetadata,
+        rope_positions: Tensor | None,
+    ) -> Tensor:
         seen.append(torch.empty(0) if metadata.tree is None else metadata.tree.masks.clone())
-        return forward(token_ids, positions, metadata)
+        return forward(token_ids, positions, metadata, rope_positions)
 
     graphs = make_graphs(forward=keep_masks)
     chains = step([3, 2])
@@ -132,6 +146,30 @@ def test_a_graph_reads_the_step_and_ignores_padding(query_lens: list[int]) -> No
     total = int(inputs.seq_lens.sum()) + sum(query_lens)
     expected = np.stack([inputs.token_ids, inputs.positions, inputs.kv_slot_mapping(16)], axis=1)
     assert np.array_equal(hidden.numpy(), expected + total)
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1, 1], [2, 1, 3]])
+def test_a_graph_reads_rope_positions(query_lens: list[int]) -> None:
+    """A step without them has its positions on each axis."""
+    graphs = make_graphs(num_rope_axes=3)
+    plain = step(query_lens)
+    on_axes = replace(plain, rope_positions=plain.positions + ints([1, 3, 7])[:, None])
+    assert is_captured(graphs, plain)
+    for inputs in (plain, on_axes, plain):
+        graph = graphs.find(inputs)
+        assert graph is not None
+        total = int(inputs.seq_lens.sum()) + sum(query_lens)
+        expected = np.broadcast_to(inputs.positions, (3, sum(query_lens)))
+        if inputs.rope_positions is not None:
+            expected = inputs.rope_positions
+        assert np.array_equal(graph.run(inputs)[:, 3:].T.numpy(), expected + total)
+
+
+def test_steps_with_embeddings_run_eagerly() -> None:
+    graphs, plain = make_graphs(), step([1, 1])
+    assert is_captured(graphs, plain)
+    given = InputEmbeddings(ints([1]), torch.zeros((1, 8)))
+    assert not is_captured(graphs, replace(plain, embeddings=given))
 
 
 def test_after_a_failed_capture_steps_run_eagerly(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ class Assembly:
         self._weights = weights
         self._indices = {name: index for index, name in enumerate(weights.program.buffers)}
         self._options: list[AttentionOptions] = []
-        self._live: list[npt.NDArray[np.int32]] = []
+        self._owned: list[npt.NDArray[np.int32]] = []
         self._ropes: dict[str, tuple[Tensor, Tensor]] = {}
         for name, table in plan.rope_tables.items():
             cos_sin = cos_sin_table(
@@ -115,6 +116,8 @@ class Assembly:
         if lowered.rope_table is not None:
             cosines, sines = self._ropes[lowered.rope_table]
             op.cosines, op.sines = cosines.data_ptr(), sines.data_ptr()
+            sections = self._plan.rope_tables[lowered.rope_table].rotary.sections
+            op.sections, op.num_sections = self._own(sections), len(sections)
         if lowered.attend is not None:
             options = attention_options(lowered.attend, self._weights.vectors)
             self._options.append(options)
@@ -125,10 +128,15 @@ class Assembly:
         if lowered.experts is not None:
             op.experts = self._expert_product(lowered.experts)
         if lowered.kind == "restrict_rows":
-            live = np.array([self._indices[name] for name in lowered.live], dtype=np.int32)
-            self._live.append(live)
-            op.live, op.num_live = live.ctypes.data, live.size
+            op.live = self._own([self._indices[name] for name in lowered.live])
+            op.num_live = len(lowered.live)
         return op
+
+    def _own(self, numbers: Sequence[int]) -> int:
+        """The address of the numbers as int32."""
+        self._owned.append(np.array(numbers, dtype=np.int32))
+        address: int = self._owned[-1].ctypes.data
+        return address
 
     def _expert_product(self, op: Experts) -> ExpertProduct:
         """The product without a step's rows, outputs and scratch."""

@@ -16,7 +16,13 @@ from taco_worker.backends.cpu.tree_paths import TreePaths, cut_into_paths
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers, describe
+from taco_worker.models.step_model import (
+    Linear,
+    ModelInput,
+    check_given_inputs,
+    check_kept_layers,
+    describe,
+)
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.ops import SamplingOps
 
@@ -53,6 +59,7 @@ class CpuModel:
         self._runner: ProgramRunner | None = None
         self._assembly: Assembly | None = None
         self._num_blocks = 0
+        self._max_model_len = 0
         self._paths: TreePaths | None = None
 
     @property
@@ -75,7 +82,7 @@ class CpuModel:
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """As `StepModel`, with spare blocks for tree paths after the requested blocks."""
-        self._num_blocks = num_blocks
+        self._num_blocks, self._max_model_len = num_blocks, max_model_len
         cache = PagedKV.allocate(
             num_blocks + _num_spares(block_size),
             self._kv_dtype,
@@ -95,6 +102,7 @@ class CpuModel:
 
     def forward(self, inputs: ModelInput) -> Tensor:
         runner = self._ready()
+        check_given_inputs(self, inputs, self._max_model_len)
         query_start, seq_lens = inputs.query_start, inputs.seq_lens
         block_tables, copies = inputs.block_tables, None
         if inputs.parents is not None:
@@ -107,6 +115,7 @@ class CpuModel:
             spares = runner.cache.memory[self._num_blocks :][: paths.num_spares]
             spares.numpy().fill(0)
             self._paths = paths
+        given = inputs.embeddings
         return runner.forward(
             inputs.token_ids.numpy(),
             inputs.positions,
@@ -115,6 +124,9 @@ class CpuModel:
             block_tables,
             inputs.output_rows,
             copies,
+            rope_positions=inputs.rope_positions,
+            embedding_rows=None if given is None else given.rows_by_token(inputs.positions.size),
+            embeddings=None if given is None else given.values,
         )
 
     def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:

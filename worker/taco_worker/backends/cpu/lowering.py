@@ -176,7 +176,8 @@ class _Lowering:
                 raise ValueError(f"the CPU kernels have no {type(op).__name__}")
 
     def _embed(self, op: Embed) -> None:
-        target = self._take_sum(op.out)
+        # A step may give the embeddings of tokens, which are stored, never added.
+        target = None if op.index == "tokens" else self._take_sum(op.out)
         self._emit(
             LoweredOp(
                 kind="embed",

@@ -3,6 +3,9 @@
 Such a step is some hundred launches, which cost the host more than the device. A graph is captured
 for a number of sequences and a number of tokens per sequence; smaller steps are padded. All graphs
 share the input tensors, and each reads as many rows as it needs.
+
+Graphs of models with M-RoPE always read rope positions; a step without them repeats its positions
+on each axis. Steps with input embeddings run eagerly: these belong to prompts, which are long.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from taco_worker.models.step_model import ModelInput
 
 logger = logging.getLogger("taco.worker")
 
-# The forward pass over token ids, positions and metadata at fixed addresses.
-Forward = Callable[[Tensor, Tensor, AttentionMetadata], Tensor]
+# The forward pass over token ids, positions, metadata and rope positions at fixed addresses.
+Forward = Callable[[Tensor, Tensor, AttentionMetadata, Tensor | None], Tensor]
 # Captures the device work of a call and returns a function that replays it.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
@@ -90,12 +93,18 @@ class CudaGraphs:
     def num_captured(self) -> int:
         return len(self._graphs)
 
-    def prepare(self, forward: Forward, *, block_size: int, max_model_len: int) -> None:
+    def prepare(
+        self, forward: Forward, *, block_size: int, max_model_len: int, num_rope_axes: int = 0
+    ) -> None:
         """Allocate the shared inputs; plan to capture decodes of every size, smallest first."""
         limit = min(max_model_len, self._max_seq_len or max_model_len)
         self._forward = forward
         self._inputs = _StaticInputs(
-            self._transfers, self._sizes[-1], block_size=block_size, max_seq_len=limit
+            self._transfers,
+            self._sizes[-1],
+            block_size=block_size,
+            max_seq_len=limit,
+            num_rope_axes=num_rope_axes,
         )
         self._wanted = [GraphShape(1, num_seqs) for num_seqs in reversed(self._sizes)]
 
@@ -136,7 +145,7 @@ class CudaGraphs:
 
     def _shape_of(self, inputs: ModelInput) -> GraphShape | None:
         num_seqs = inputs.seq_lens.size
-        if self._inputs is None or num_seqs > self._sizes[-1]:
+        if self._inputs is None or num_seqs > self._sizes[-1] or inputs.embeddings is not None:
             return None
         query_len = int(np.diff(inputs.query_start).max())
         if query_len > _MAX_QUERY_LEN or inputs.seq_lens.max() > self._inputs.max_seq_len:
@@ -164,9 +173,9 @@ class CapturedStep:
     ) -> None:
         self._inputs = inputs
         self._shape = shape
-        token_ids, positions, metadata = inputs.views(shape)
+        views = inputs.views(shape)
         inputs.clear()
-        self._replay = capture(lambda: forward(token_ids, positions, metadata))
+        self._replay = capture(lambda: forward(*views))
 
     def run(self, inputs: ModelInput) -> Tensor:
         """Hidden states [num_tokens, hidden_size]; the next run of any graph overwrites them."""
@@ -178,9 +187,16 @@ class _StaticInputs:
     """A step's inputs at fixed addresses, large enough for the largest step."""
 
     def __init__(
-        self, transfers: Transfers, max_num_seqs: int, *, block_size: int, max_seq_len: int
+        self,
+        transfers: Transfers,
+        max_num_seqs: int,
+        *,
+        block_size: int,
+        max_seq_len: int,
+        num_rope_axes: int,
     ) -> None:
         self.max_seq_len = max_seq_len
+        self._num_axes = num_rope_axes
         self._transfers = transfers
         self._block_size = block_size
         num_tokens = max_num_seqs * _MAX_QUERY_LEN
@@ -190,14 +206,16 @@ class _StaticInputs:
 
         self._token_ids = zeros(num_tokens)
         self._positions = zeros(num_tokens)
+        # Axis after axis of as many tokens as the graph has.
+        self._rope_positions = zeros(num_rope_axes * num_tokens)
         self._kv_slot_mapping = zeros(num_tokens, dtype=torch.int64)
         self._tree_masks = zeros(num_tokens, dtype=torch.int64)
         self._query_start = zeros(max_num_seqs + 1)
         self._seq_lens = zeros(max_num_seqs)
         self._block_tables = zeros(max_num_seqs, -(-max_seq_len // block_size))
 
-    def views(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata]:
-        """The views that a graph of `shape` reads."""
+    def views(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor | None]:
+        """The views that a graph of `shape` reads, in the order of `Forward`."""
         num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
         tree = None
         if shape.has_trees:
@@ -211,7 +229,11 @@ class _StaticInputs:
             seq_lens_host=[self.max_seq_len] * num_seqs,
             tree=tree,
         )
-        return self._token_ids[:num_tokens], self._positions[:num_tokens], metadata
+        rope_positions = None
+        if self._num_axes:
+            flat = self._rope_positions[: self._num_axes * num_tokens]
+            rope_positions = flat.view(self._num_axes, num_tokens)
+        return self._token_ids[:num_tokens], self._positions[:num_tokens], metadata, rope_positions
 
     def clear(self) -> None:
         """Set no sequence and no KV slot, for the warm-up of a graph."""
@@ -227,13 +249,22 @@ class _StaticInputs:
         seq_lens[:num_seqs] = inputs.seq_lens
         positions = np.zeros(shape.num_tokens, dtype=np.int32)
         positions[:num_tokens] = inputs.positions
+        rope_positions = np.zeros((self._num_axes, shape.num_tokens), dtype=np.int32)
+        by_axis = inputs.positions if inputs.rope_positions is None else inputs.rope_positions
+        rope_positions[:, :num_tokens] = by_axis
         kv_slot_mapping = np.full(shape.num_tokens, -1, dtype=np.int64)
         kv_slot_mapping[:num_tokens] = inputs.step_slot_mapping(self._block_size)
         masks = np.full(shape.num_tokens if shape.has_trees else 0, -1, dtype=np.int64)
         if inputs.parents is not None:
             masks[:num_tokens] = tree_masks(inputs.parents, inputs.query_start)
         columns = self._transfers.upload(
-            query_start, seq_lens, positions, kv_slot_mapping, inputs.block_tables, masks
+            query_start,
+            seq_lens,
+            positions,
+            kv_slot_mapping,
+            inputs.block_tables,
+            masks,
+            rope_positions.reshape(-1),
         )
         self._query_start[: shape.num_seqs + 1] = columns[0]
         self._seq_lens[: shape.num_seqs] = columns[1]
@@ -241,6 +272,7 @@ class _StaticInputs:
         self._kv_slot_mapping[: shape.num_tokens] = columns[3]
         self._block_tables[:num_seqs, : inputs.block_tables.shape[1]] = columns[4]
         self._tree_masks[: masks.size] = columns[5]
+        self._rope_positions[: rope_positions.size] = columns[6]
         self._token_ids[:num_tokens] = inputs.token_ids
         self._token_ids[num_tokens : shape.num_tokens].zero_()
 

@@ -46,10 +46,13 @@ class EmbedModule(OpModule):
 
     def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
         assert tokens is not None
-        ids = tokens.token_ids
         if self.op.index == "positions":
-            ids = tokens.positions + self.op.offset
-        step.write(self.op.out, F.embedding(ids, self.weight))
+            rows = F.embedding(tokens.positions + self.op.offset, self.weight)
+        else:
+            rows = F.embedding(tokens.token_ids, self.weight)
+            if tokens.embeddings is not None:
+                rows.index_copy_(0, *tokens.embeddings)
+        step.write(self.op.out, rows)
 
 
 class LinearModule(OpModule):
@@ -132,9 +135,15 @@ class RopeModule(OpModule):
     def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
         assert tokens is not None
         op = self.op
-        heads = step.heads(op.x, op.head_dim)
-        table = tokens.cos_sin[op.table]
-        self.ops.rotate(heads, tokens.positions, table, offset=op.offset, style=op.style)
+        heads, angles = step.heads(op.x, op.head_dim), tokens.angles(op.table)
+        self.ops.rotate(
+            heads,
+            angles.positions,
+            angles.cos_sin,
+            offset=op.offset,
+            style=op.style,
+            sections=angles.sections,
+        )
 
 
 class WriteKVModule(OpModule):
@@ -161,17 +170,19 @@ class RotateAndWriteKVModule(OpModule):
     def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
         assert tokens is not None
         rope = self.query
+        angles = tokens.angles(rope.table)
         self.ops.rotate_and_write_kv(
             step.heads(rope.x, rope.head_dim),
             step.heads(self.key.x, rope.head_dim),
             step.heads(self.value, self.entry.value_dim),
-            tokens.positions,
-            tokens.cos_sin[rope.table],
+            angles.positions,
+            angles.cos_sin,
             tokens.kv_cache.key(self.index),
             tokens.kv_cache.value(self.index),
             tokens.metadata.kv_slot_mapping,
             offset=rope.offset,
             style=rope.style,
+            sections=angles.sections,
         )
 
 

@@ -91,6 +91,7 @@ class PlanNetwork(nn.Module):
         self._pending = fused.pending
         self._widths = _partly_written(plan)
         self._cos_sin: dict[str, Tensor] = {}
+        self._sections = {name: table.rotary.sections for name, table in plan.rope_tables.items()}
 
     def prepare_positions(self, num_positions: int) -> None:
         """Compute the rope tables of `num_positions` positions; call it before `forward`."""
@@ -105,17 +106,30 @@ class PlanNetwork(nn.Module):
         positions: Tensor,
         kv_cache: KVCache,
         attn_metadata: AttentionMetadata,
+        *,
+        rope_positions: Tensor | None = None,
+        embeddings: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values into `kv_cache`.
 
         Args:
             token_ids, positions: integers [num_tokens], sequence after sequence.
+            rope_positions, embeddings: as in `StepTokens`.
 
         Returns:
             Hidden states after the final ops, then the outputs of `kept_layers`,
             [num_tokens, (1 + len(kept_layers)) * hidden_size].
         """
-        tokens = StepTokens(token_ids, positions, self._cos_sin, kv_cache, attn_metadata)
+        tokens = StepTokens(
+            token_ids,
+            positions,
+            self._cos_sin,
+            self._sections,
+            kv_cache,
+            attn_metadata,
+            rope_positions,
+            embeddings,
+        )
         step = StepBuffers(self._widths)
         self.embedding(step, tokens)
         kept: dict[int, Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,14 @@ from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.models.plan.slices import Slice
 
 
+class RopeAngles(NamedTuple):
+    """What rotations take besides heads: see `LayerOps.rotate`."""
+
+    positions: Tensor
+    cos_sin: Tensor
+    sections: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepTokens:
     """The tokens of a step, and the places of their KV.
@@ -20,13 +29,27 @@ class StepTokens:
     Attributes:
         token_ids, positions: integers [num_tokens].
         cos_sin: rope tables by name, float32 [max_positions, rotary_dim].
+        sections: of each rope table, see `RotaryConfig`.
+        rope_positions: integers [axes, num_tokens], for tables with sections; None: all axes have a
+            token's position.
+        embeddings: int64 [num_rows], tokens whose embeddings are given, and these embeddings
+            [num_rows, embedding_size].
     """
 
     token_ids: Tensor
     positions: Tensor
     cos_sin: Mapping[str, Tensor]
+    sections: Mapping[str, tuple[int, ...]]
     kv_cache: KVCache
     metadata: AttentionMetadata
+    rope_positions: Tensor | None = None
+    embeddings: tuple[Tensor, Tensor] | None = None
+
+    def angles(self, table: str) -> RopeAngles:
+        sections = self.sections[table]
+        if not sections or self.rope_positions is None:
+            return RopeAngles(self.positions, self.cos_sin[table], ())
+        return RopeAngles(self.rope_positions, self.cos_sin[table], sections)
 
 
 class StepBuffers:

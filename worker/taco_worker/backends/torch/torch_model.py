@@ -16,7 +16,7 @@ from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.dtypes import dtype_name
-from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
+from taco_worker.models.step_model import Linear, ModelInput, check_given_inputs, check_kept_layers
 from taco_worker.sampling.ops import SamplingMetadata, SamplingOps
 from taco_worker.sampling.torch_ops import most_likely
 
@@ -52,6 +52,7 @@ class TorchModel:
         self._kv_dtype = kv_dtype
         self._graphs = graphs
         self._kv_cache: KVCache | None = None
+        self._max_model_len = 0
 
     def keep_hidden(self, layers: tuple[int, ...]) -> None:
         check_kept_layers(layers, self.plan.num_layers)
@@ -64,6 +65,7 @@ class TorchModel:
         self._kv_cache = None  # free the old cache before allocating the new one
         if self._graphs is not None:
             self._graphs.clear()
+        self._max_model_len = max_model_len
         self.network.prepare_positions(max_model_len)
         self._kv_cache = KVCache(
             self.plan.kv_entries,
@@ -73,7 +75,12 @@ class TorchModel:
             self.network.device,
         )
         if self._graphs is not None:
-            self._graphs.prepare(self._run, block_size=block_size, max_model_len=max_model_len)
+            self._graphs.prepare(
+                self._run,
+                block_size=block_size,
+                max_model_len=max_model_len,
+                num_rope_axes=self.plan.num_rope_axes,
+            )
 
     @property
     def kv_rows(self) -> Tensor:
@@ -83,6 +90,7 @@ class TorchModel:
         self._cache().pending_copies = pending_copies
 
     def forward(self, inputs: ModelInput) -> Tensor:
+        check_given_inputs(self, inputs, self._max_model_len)
         graph = None if self._graphs is None else self._graphs.find(inputs)
         if graph is not None:
             self._cache().pending_copies.wait()  # the graph was captured without waits
@@ -141,7 +149,12 @@ class TorchModel:
             inputs.block_tables,
             inputs.step_slot_mapping(block_size),
         )
-        tree = None
+        rope_positions, embeddings, tree = None, None, None
+        if inputs.rope_positions is not None:
+            (rope_positions,) = self._transfers.upload(inputs.rope_positions)
+        if (given := inputs.embeddings) is not None:
+            (tokens,) = self._transfers.upload(given.tokens.astype(np.int64))
+            embeddings = tokens, given.values
         if inputs.parents is not None:
             (masks,) = self._transfers.upload(tree_masks(inputs.parents, inputs.query_start))
             tree = TreeMasks(masks, positions)
@@ -154,10 +167,24 @@ class TorchModel:
             seq_lens_host=inputs.seq_lens.tolist(),
             tree=tree,
         )
-        return self._run(inputs.token_ids, positions, metadata)
+        return self._run(inputs.token_ids, positions, metadata, rope_positions, embeddings)
 
-    def _run(self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        hidden: Tensor = self.network(token_ids, positions, self._cache(), metadata)
+    def _run(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        metadata: AttentionMetadata,
+        rope_positions: Tensor | None = None,
+        embeddings: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        hidden: Tensor = self.network(
+            token_ids,
+            positions,
+            self._cache(),
+            metadata,
+            rope_positions=rope_positions,
+            embeddings=embeddings,
+        )
         return hidden
 
     def _cache(self) -> KVCache:

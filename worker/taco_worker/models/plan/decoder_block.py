@@ -28,7 +28,7 @@ LLAMA_NAMES = TensorNames(
     ),
     ignored=(
         r"\.rotary_emb\.inv_freq$",
-        r"^(model\.)?(vision_tower|vision_model|multi_modal_projector)\.",
+        r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.",
     ),
 )
 QUERY_TABLE = "query_rope"

@@ -10,6 +10,7 @@ from math import prod
 
 from taco_kernels.kv_entry import KVEntry, elements_per_token
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
+from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.ops.rope import Rope
@@ -111,6 +112,11 @@ class ModelPlan:
         return bool(self.rope_tables)
 
     @property
+    def num_rope_axes(self) -> int:
+        """Axes of the positions that M-RoPE turns heads by; 0: no table has sections."""
+        return max((len(table.rotary.sections) for table in self.rope_tables.values()), default=0)
+
+    @property
     def num_elements(self) -> int:
         """Number of elements of all parameters."""
         return sum(prod(parameter.shape) for parameter in self.parameters.values())
@@ -152,6 +158,8 @@ def _check_op(plan: ModelPlan, op: Op, written: set[str]) -> None:
         if plan.parameters[name].shape != shape:
             raise ValueError(f"{name} is {plan.parameters[name].shape}, and {op} needs {shape}")
     match op:
+        case Embed(index="tokens") if op.table != plan.embedding_table:
+            raise ValueError(f"{op} reads another table than {plan.embedding_table}")
         case Rope():
             table = plan.rope_tables[op.table]
             end = op.offset + op.rotary_dim

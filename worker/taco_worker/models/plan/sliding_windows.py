@@ -40,12 +40,16 @@ def layer_types(fields: ConfigFields, period: int | None = None) -> Sequence[str
     return given
 
 
-def windows_by_depth(fields: ConfigFields) -> list[int | None] | None:
-    """Layers from max_window_layers on have a window; newer configs list it in layer_types."""
+def windows_by_depth(fields: ConfigFields, *, default_start: int = 28) -> list[int | None] | None:
+    """Layers from max_window_layers on have a window; newer configs list it in layer_types.
+
+    Args:
+        default_start: max_window_layers of configs without it.
+    """
     if not fields.flag("use_sliding_window", default=False):
         return None
     window, num_layers = fields.size("sliding_window"), fields.size("num_hidden_layers")
     if kinds := fields.per_layer("layer_types", num_layers):
         return [window if kind == SLIDING else None for kind in kinds]
-    first = fields.number("max_window_layers", default=28)
+    first = fields.number("max_window_layers", default=default_start)
     return [window if layer >= first else None for layer in range(num_layers)]

@@ -17,7 +17,8 @@ class Embed(Op):
     Attributes:
         table: parameter [num_rows, out.size].
         num_rows: rows of the table.
-        index: what selects the row, a token's id or its position.
+        index: what selects the row, a token's id or its position. A step may give the rows of
+            tokens instead (`ModelInput.embeddings`), so all such ops read one table.
         offset: added to the index.
     """
 
