@@ -10,6 +10,7 @@ import torch
 
 from support.architectures.variant import token_sequences
 from support.architectures.variants import VARIANTS
+from support.mixed_batches import assert_bits_are_a_sequences_own, three_sequences
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
@@ -44,28 +45,9 @@ def test_sequences_share_a_prefix(path: Path, serves: str) -> None:
 def test_bits_do_not_depend_on_neighbours_and_chunks(
     path: Path, dtype: str, quantization: str | None
 ) -> None:
-    def runner(num_threads: int) -> PagedRunner:
-        return PagedRunner(
-            load_step_model(
-                path, "kernels", dtype=dtype, quantization=quantization, num_threads=num_threads
-            )
-        )
-
-    first, second = token_sequences((52, 40))
-    expected = runner(2).step({"a": first, "b": second})
-    alone = runner(1).step({"b": second})["b"]
-    chunked = runner(2)
-    parts = [
-        chunked.step(chunks)["b"]
-        for chunks in (
-            {"a": first[:5], "b": second[:1]},
-            {"b": second[1:24]},
-            {"a": first[5:], "b": second[24:]},
-        )
-    ]
-    assert torch.equal(alone, expected["b"])
-    assert torch.equal(torch.cat(parts), expected["b"])
-    error = (expected["b"] - VARIANT.reference(path)([second])[0]).norm() / expected["b"].norm()
+    sequences = three_sequences()
+    actual = assert_bits_are_a_sequences_own(path, dtype, quantization, sequences)["c"]
+    error = (actual - VARIANT.reference(path)([sequences["c"]])[0]).norm() / actual.norm()
     assert error < 0.1
 
 

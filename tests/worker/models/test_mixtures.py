@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from support.architectures.mixture import VARIANTS
 from support.architectures.variant import Variant, token_sequences
+from support.mixed_batches import assert_bits_are_a_sequences_own, three_sequences
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
@@ -23,26 +23,6 @@ from taco_worker.models.plan.parameters import fills
 from taco_worker.models.registry import supported_architectures
 
 MIXTURES = {v.name: v for v in VARIANTS if v.architecture in supported_architectures()}
-Sequences = dict[str, list[int]]
-
-
-def _sequences() -> Sequences:
-    return dict(zip("abc", token_sequences((52, 3, 40)), strict=True))
-
-
-def _in_chunks(runner: PagedRunner, sequences: Sequences, seed: int = 0) -> dict[str, Tensor]:
-    """Logits of the sequences, which are cut into chunks of random size beside one another."""
-    rng = random.Random(seed)
-    rest = dict(sequences)
-    logits: dict[str, list[Tensor]] = {name: [] for name in sequences}
-    while rest:
-        names = [name for name in rest if rng.random() < 0.8] or list(rest)
-        chunks = {name: rest[name][: rng.choice((1, 1, rng.randint(1, 24)))] for name in names}
-        for name, rows in runner.step(chunks).items():
-            logits[name].append(rows)
-            rest[name] = rest[name][len(chunks[name]) :]
-        rest = {name: ids for name, ids in rest.items() if ids}
-    return {name: torch.cat(rows) for name, rows in logits.items()}
 
 
 @pytest.fixture(scope="module", params=list(MIXTURES))
@@ -61,20 +41,7 @@ def path(variant: Variant, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bits_do_not_depend_on_neighbours_and_chunks(
     variant: Variant, path: Path, dtype: str, quantization: str | None
 ) -> None:
-    def runner(num_threads: int = 2) -> PagedRunner:
-        return PagedRunner(
-            load_step_model(
-                path, "kernels", dtype=dtype, quantization=quantization, num_threads=num_threads
-            )
-        )
-
-    sequences = _sequences()
-    expected = runner().step(sequences)
-    alone = {name: runner(1).step({name: ids})[name] for name, ids in sequences.items()}
-    chunked = [_in_chunks(runner(), sequences, seed) for seed in (1, 2)]
-    for other in (alone, *chunked):
-        for name, logits in expected.items():
-            assert torch.equal(other[name], logits)
+    assert_bits_are_a_sequences_own(path, dtype, quantization, three_sequences())
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
@@ -113,7 +80,7 @@ def test_experts_with_equal_scores_are_chosen_from_the_lowest(
 ) -> None:
     """Two experts per token are chosen: the weights of the others have no effect."""
     path = variant.make(tmp_path / "model")
-    sequences = _sequences()
+    sequences = three_sequences()
     logits = []
     for value in (1.0, -3.0):
         _fill_experts(path, 2, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,17 @@ from support.architectures.qwen2_vl import INPUT_FIELDS, reference_of_inputs
 from support.architectures.variant import token_sequences
 from support.architectures.variants import VARIANTS
 from support.draft_trees import Tree, TreeRunner, chain
+from support.mixed_batches import (
+    TOLERANCE,
+    assert_bits_are_a_sequences_own,
+    assert_close,
+    in_chunks,
+)
 from support.models import load_step_model
 from support.paged import GivenTokens, PagedRunner
 from support.plans import ints
 from taco_worker.models.step_model import InputEmbeddings, ModelInput, StepModel
 
-TOLERANCE = 1e-4
 BLOCK_SIZE = 16
 QWEN_2_VL = VARIANTS["qwen2-vl-like"]
 both_back_ends = pytest.mark.parametrize("serves", ["kernels", "torch"])
@@ -84,30 +88,6 @@ class Prompts:
         }
 
 
-def _in_chunks(runner: PagedRunner, prompts: Prompts, seed: int = 0) -> dict[str, Tensor]:
-    """Logits of prompts that are cut into chunks of random size, beside one another."""
-    rng = random.Random(seed)
-    done = dict.fromkeys(prompts.ids, 0)
-    logits: dict[str, list[Tensor]] = {name: [] for name in prompts.ids}
-    while waiting := [name for name, ids in prompts.ids.items() if done[name] < len(ids)]:
-        names = [name for name in waiting if rng.random() < 0.8] or waiting
-        ends = {
-            name: min(done[name] + rng.choice((1, rng.randint(1, 24))), len(prompts.ids[name]))
-            for name in names
-        }
-        chunks = {name: prompts.ids[name][done[name] : end] for name, end in ends.items()}
-        given = {name: prompts.given[name].part(done[name], end) for name, end in ends.items()}
-        for name, rows in runner.step(chunks, given).items():
-            logits[name].append(rows)
-        done |= ends
-    return {name: torch.cat(rows) for name, rows in logits.items()}
-
-
-def _assert_close(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    for name, logits in expected.items():
-        torch.testing.assert_close(actual[name], logits, atol=TOLERANCE, rtol=0)
-
-
 @pytest.fixture(scope="module", params=[v for v in VARIANTS if v.startswith("qwen2") and "vl" in v])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return VARIANTS[request.param].make(tmp_path_factory.mktemp("model") / "checkpoint")
@@ -119,8 +99,8 @@ def test_logits_of_a_mixed_batch(path: Path, serves: str) -> None:
     model = load_step_model(path, serves)
     prompts = Prompts(model)
     expected = prompts.expected(reference_of_inputs(path))
-    _assert_close(PagedRunner(model).step(prompts.ids, prompts.given), expected)
-    _assert_close(_in_chunks(PagedRunner(model), prompts), expected)
+    assert_close(PagedRunner(model).step(prompts.ids, prompts.given), expected)
+    assert_close(in_chunks(PagedRunner(model), prompts.ids, given=prompts.given), expected)
 
 
 @both_back_ends
@@ -170,20 +150,8 @@ def test_sequences_share_a_prefix_with_an_image(path: Path, serves: str) -> None
 def test_bits_do_not_depend_on_neighbours_and_chunks(
     path: Path, dtype: str, quantization: str | None
 ) -> None:
-    def load(num_threads: int = 2) -> StepModel:
-        return load_step_model(
-            path, "kernels", dtype=dtype, quantization=quantization, num_threads=num_threads
-        )
-
-    prompts = Prompts(load())
-    expected = PagedRunner(load()).step(prompts.ids, prompts.given)
-    alone = {
-        name: PagedRunner(load(1)).step({name: ids}, {name: prompts.given[name]})[name]
-        for name, ids in prompts.ids.items()
-    }
-    for other in (alone, _in_chunks(PagedRunner(load()), prompts, seed=1)):
-        for name, logits in expected.items():
-            assert torch.equal(other[name], logits)
+    prompts = Prompts(load_step_model(path, "kernels", dtype=dtype, quantization=quantization))
+    assert_bits_are_a_sequences_own(path, dtype, quantization, prompts.ids, prompts.given)
 
 
 @both_back_ends
@@ -193,7 +161,7 @@ def test_each_field_is_followed(field: str, value: Any, serves: str, tmp_path: P
     model = load_step_model(path, serves)
     prompts = Prompts(model)
     expected = prompts.expected(reference_of_inputs(path))
-    _assert_close(PagedRunner(model).step(prompts.ids, prompts.given), expected)
+    assert_close(PagedRunner(model).step(prompts.ids, prompts.given), expected)
 
 
 @both_back_ends

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ from torch import Tensor
 
 from support.architectures.variant import Oracle, Variant, token_sequences
 from support.architectures.variants import VARIANTS
+from support.mixed_batches import TOLERANCE, assert_follows, in_chunks, three_sequences
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.registry import supported_architectures
 
-TOLERANCE = 1e-4
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
 SUPPORTED = [v for v in VARIANTS.values() if v.architecture in supported_architectures()]
 
@@ -44,22 +43,9 @@ def checkpoint(
 def test_logits_of_a_mixed_batch(checkpoint: tuple[Path, Oracle], serves: str) -> None:
     """Prompts in chunks of any size beside decoding, each row on the KV of the chunks before."""
     path, oracle = checkpoint
-    sequences = dict(zip("abc", token_sequences((52, 3, 40)), strict=True))
-    expected = dict(zip("abc", oracle(list(sequences.values())), strict=True))
-    runner = PagedRunner(load_step_model(path, serves), num_blocks=NUM_BLOCKS)
-    rng = random.Random(0)
-    rest = dict(sequences)
-    actual: dict[str, list[Tensor]] = {name: [] for name in sequences}
-    while rest:
-        names = [name for name in rest if rng.random() < 0.8] or list(rest)
-        sizes = {name: rng.choice((1, 1, rng.randint(1, 24))) for name in names}
-        chunks = {name: rest[name][: sizes[name]] for name in names}
-        for name, logits in runner.step(chunks).items():
-            actual[name].append(logits)
-            rest[name] = rest[name][len(chunks[name]) :]
-        rest = {name: ids for name, ids in rest.items() if ids}
-    for name, logits in expected.items():
-        _assert_close(torch.cat(actual[name]), logits)
+    sequences = three_sequences()
+    actual = in_chunks(PagedRunner(load_step_model(path, serves), num_blocks=NUM_BLOCKS), sequences)
+    assert_follows(actual, oracle, sequences)
 
 
 @pytest.mark.parametrize("serves", ["kernels", "torch"])
