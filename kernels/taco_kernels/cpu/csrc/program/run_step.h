@@ -152,7 +152,8 @@ private:
     void copy_row(int32_t index, int64_t from, int64_t to) {
         const RowBuffer &source = buffers_[index], &target = scratch_.restricted[index];
         std::memcpy(target.row(to), source.row(from), size_t(source.stride));
-        if (source.scales) target.scales[to] = source.scales[from];
+        // Buffers of other types have no scales: their pointers are those of the next array.
+        if (program_.buffers[index].type == DType::i8) target.scales[to] = source.scales[from];
     }
 
     Thread& thread_;
