@@ -118,7 +118,8 @@ class PagedRunner:
             rope_positions = torch.cat([part.rope_positions for part in parts], dim=1).int().numpy()
             is_given = torch.cat([part.is_given for part in parts])
             values = torch.cat([part.embeddings for part in parts])[is_given]
-            embeddings = InputEmbeddings(is_given.nonzero()[:, 0].int().numpy(), values)
+            if is_given.any():
+                embeddings = InputEmbeddings(is_given.nonzero()[:, 0].int().numpy(), values)
         inputs = ModelInput(
             token_ids=torch.tensor(
                 [i for chunk in chunks.values() for i in chunk], dtype=torch.int32
