@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -100,6 +101,16 @@ def test_old_fields_may_leave_layer_types_unscaled() -> None:
     for theta, expected in ((None, 5e5), (1e4, 1e4)):
         parsed = parse_layer_rotary(fields, types, unscaled={"sliding_attention": theta})
         assert parsed == {"full_attention": scaled, "sliding_attention": RotaryConfig(expected)}
+
+
+@pytest.mark.parametrize("value", [3, "yarn", [], True])
+def test_settings_of_a_layer_type_are_an_object(value: object) -> None:
+    fields = {**LENGTH, "rope_parameters": {"full_attention": value}}
+    message = f"rope_parameters of full_attention must be an object, not {value!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_layer_rotary(fields, ("full_attention", "sliding_attention"))
+    with pytest.raises(ValueError, match=r"by layer type \(full_attention\) are not supported"):
+        parse_rotary(fields)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,8 @@ def parse_layer_rotary(
             own = by_type[layer_type]
             if own is None:
                 return None
+            if not isinstance(own, Mapping):
+                raise ValueError(f"rope_parameters of {layer_type} must be an object, not {own!r}")
             return _parse(own, hf_config, default_theta, default_partial)
         shared = _parse(flat, hf_config, default_theta, default_partial)
         if layer_type not in unscaled:
@@ -97,8 +99,11 @@ def parse_layer_rotary(
 
 
 def is_by_layer_type(parameters: Mapping[str, Any]) -> bool:
-    """Whether `rope_parameters` holds one mapping per layer type, as for Gemma 3."""
-    return any(isinstance(value, Mapping) for value in parameters.values())
+    """Whether `rope_parameters` has settings per layer type, as for Gemma 3."""
+    return any(
+        isinstance(value, Mapping) or name.endswith("_attention")
+        for name, value in parameters.items()
+    )
 
 
 def _parse(

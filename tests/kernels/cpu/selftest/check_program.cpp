@@ -340,18 +340,14 @@ public:
             if (!last_only || t + 1 == end) rows.push_back(t - begin);
         }
         Floats hidden(rows.size() * HIDDEN);
-        Step step = {{end - begin, 1, query_start, &end, blocks, NUM_BLOCKS},
-                     cache_,
-                     tokens_.data() + begin,
-                     positions.data(),
-                     int64_t(rows.size()),
-                     rows.data(),
-                     hidden.data(),
-                     0,
-                     nullptr,
-                     nullptr,
-                     nullptr,
-                     {}};
+        Step step = {};
+        step.batch = {end - begin, 1, query_start, &end, blocks, NUM_BLOCKS};
+        step.cache = cache_;
+        step.token_ids = tokens_.data() + begin;
+        step.positions = positions.data();
+        step.num_outputs = int64_t(rows.size());
+        step.output_rows = rows.data();
+        step.hidden = hidden.data();
         Bytes scratch(taco_program_forward_bytes(pool_, &program_, &step));
         step.scratch = scratch.data();
         taco_program_forward(pool_, &program_, &step);

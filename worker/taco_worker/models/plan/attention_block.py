@@ -98,7 +98,6 @@ class AttentionSpec:
     Attributes:
         qkv: modules that hold the queries, keys and values.
         out: module of the output projection.
-        norm_after_rope: queries and keys are normed after the rotation.
         clip: limit of queries, keys and values, after their norms.
         sinks: stored tensor of one logit per head.
     """
@@ -111,7 +110,6 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     head_norm: HeadNorm | None = None
-    norm_after_rope: bool = False
     clip: float | None = None
     window: int | None = None
     cap: float | None = None
@@ -129,16 +127,14 @@ def attention(b: PlanBuilder, x: Slice, spec: AttentionSpec) -> Slice:
     query = qkv.columns(0, heads.query_size)
     key = qkv.columns(heads.query_size, heads.kv_size)
     value = qkv.columns(heads.query_size + heads.kv_size, heads.kv_size)
-    if not spec.norm_after_rope:
-        _norm_heads(b, spec, query, key)
+    if spec.head_norm is not None:
+        _norm_heads(b, spec.head_norm, heads.head_dim, query, key)
     if spec.clip is not None:
         b.add(Clip(qkv, spec.clip))
     if spec.rope is not None:
         rope = spec.rope
         for part, table in ((query, rope.query_table or rope.table), (key, rope.table)):
             b.add(Rope(part, heads.head_dim, rope.rotary_dim, table, 0, rope.style))
-    if spec.norm_after_rope:
-        _norm_heads(b, spec, query, key)
     entry = b.write_kv(KVEntry(heads.num_kv_heads, heads.head_dim, heads.head_dim), key, value)
     sinks = None
     if spec.sinks is not None:
@@ -177,15 +173,12 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     return tuple(slopes + between)
 
 
-def _norm_heads(b: PlanBuilder, spec: AttentionSpec, query: Slice, key: Slice) -> None:
-    if spec.head_norm is None:
-        return
-    norm, dim = spec.head_norm, spec.heads.head_dim
+def _norm_heads(b: PlanBuilder, norm: HeadNorm, head_dim: int, query: Slice, key: Slice) -> None:
     for part, name, module, views in (
         (query, "attn.q_norm", norm.query, norm.query_views),
         (key, "attn.k_norm", norm.key, norm.key_views),
     ):
         if norm.is_per_head:
-            b.head_norm(part, name, module, norm.spec, dim, *views)
+            b.head_norm(part, name, module, norm.spec, head_dim, *views)
         else:
             b.norm(part, name, module, norm.spec, out=part)

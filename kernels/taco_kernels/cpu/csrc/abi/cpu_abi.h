@@ -29,6 +29,7 @@ TACO_API int64_t taco_pool_int8_operand_bytes(const TacoPool* pool);
 
 // Packed matrices and products with them (matmul/matrix.h). ranks: [rows->count],
 // scratch.
+struct HeadProduct;
 struct Matrix;
 struct Packing;
 struct PartialSum;
@@ -38,6 +39,7 @@ TACO_API void taco_pack(TacoPool* pool, const Packing* packing);
 TACO_API void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k,
                                const float* rows, int64_t stride, void* out, float* scales);
 TACO_API void taco_multiply(TacoPool* pool, const Product* product);
+TACO_API void taco_multiply_heads(TacoPool* pool, const HeadProduct* product);
 TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix,
                                    uint64_t* ranks, int32_t* columns, PartialSum* sums,
                                    float* logprobs);

@@ -19,6 +19,10 @@ void taco_multiply(TacoPool* pool, const Product* product) {
     pool->threads.run([&](Thread& thread) { pool->kernels.multiply(thread, *product); });
 }
 
+void taco_multiply_heads(TacoPool* pool, const HeadProduct* product) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.multiply_heads(thread, *product); });
+}
+
 void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix, uint64_t* ranks,
                           int32_t* columns, PartialSum* sums, float* logprobs) {
     static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));

@@ -86,14 +86,6 @@ inline void norm_row(NormKind kind, const float* row, int64_t size, const float*
     store_norm(NormedRow(kind, row, size, weight, bias, eps), out);
 }
 
-// Adds the norm of a row to `sum`, as models do that norm a block's output (Gemma 2, OLMo 2).
-inline void add_norm_row(NormKind kind, const float* row, int64_t size, const float* weight,
-                         const float* bias, float eps, float* sum) {
-    NormedRow(kind, row, size, weight, bias, eps).each([=](int64_t i, F32 v, int64_t count) {
-        store_lanes(sum + i, add(load_lanes(sum + i, count), v), count);
-    });
-}
-
 // Writes the norms of adjacent groups of `size` columns, such as heads, as floats; `out` may be the
 // row itself. weight and bias belong to all groups, or to the first one, with the next group's
 // `weight_stride` floats behind.
