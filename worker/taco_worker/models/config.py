@@ -100,11 +100,12 @@ def _parse(
     architecture, recipe = find_recipe(hf_config.get("architectures") or [])
     fields = ConfigFields(hf_config)
     fields.only("is_causal", True)  # transformers reads it for every architecture
+    plan = recipe(fields, architecture)
     if quantization := hf_config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
-        raise ValueError(f"the checkpoint is quantized ({method}), which is not supported")
+        if method not in plan.quantizations:
+            raise ValueError(f"the checkpoint is quantized ({method}), which is not supported")
     dtype = hf_config.get("dtype") or hf_config.get("torch_dtype")
-    plan = recipe(fields, architecture)
     end_ids = _eos_token_ids(generation, hf_config)
     return ModelConfig(
         directory=model_dir,
