@@ -52,6 +52,7 @@ OP_KINDS = (
     "experts",
     "head_linear",
     "head_copy",
+    "input",
 )
 _MAX_BUFFERS = 64  # csrc/program/scratch.h
 _TABLE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -156,6 +157,7 @@ class Step(Structure):
         ("kept", c_void_p),
         ("scratch", c_void_p),
         ("copies", KVCopies),
+        ("columns", c_void_p),
     )
 
 
@@ -215,6 +217,7 @@ class ProgramRunner:
         self.kept_hidden = torch.empty((0, 0))
         self._hidden_size = buffers[program.hidden].columns
         self._vocab_size = program.lm_head.n
+        self._num_columns = sum(op.out.size for op in ops if OP_KINDS[op.kind] == "input")
         self._step = Step(cache=cache.struct())
         self._logits = Logits()
         self._scratch = Scratch()
@@ -232,6 +235,7 @@ class ProgramRunner:
         rope_positions: IntArray | None = None,
         embedding_rows: IntArray | None = None,
         embeddings: Tensor | None = None,
+        columns: Tensor | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values to the cache.
 
@@ -249,6 +253,7 @@ class ProgramRunner:
             embedding_rows: [num_tokens], the row of `embeddings` that replaces the token's row of
                 the embedding table, or -1.
             embeddings: contiguous float32 [rows, embedding_size].
+            columns: contiguous float32 [num_tokens, columns of the op input], if there is one.
 
         Returns:
             float32 [num_outputs, hidden_size].
@@ -268,6 +273,7 @@ class ProgramRunner:
         step.rope_positions = None if rope_positions is None else _address(rope_positions)
         step.embedding_rows = None if embedding_rows is None else _address(embedding_rows)
         step.embeddings = None if embeddings is None else embeddings.data_ptr()
+        step.columns = self._checked_columns(columns, token_ids.size)
         if step.num_kept:
             width = step.num_kept * self._hidden_size
             self.kept_hidden = torch.empty((token_ids.size, width), dtype=torch.float32)
@@ -308,6 +314,17 @@ class ProgramRunner:
         self._kept_layers = np.array(layers, dtype=np.int32)
         self._step.num_kept = len(layers)
         self._step.kept_layers = _address(self._kept_layers)
+
+    def _checked_columns(self, columns: Tensor | None, num_tokens: int) -> int | None:
+        wanted = [num_tokens, self._num_columns]
+        if columns is None and not self._num_columns:
+            return None
+        if columns is None or list(columns.shape) != wanted:
+            shape = None if columns is None else list(columns.shape)
+            raise ValueError(f"the input columns must be {wanted}, not {shape}")
+        if columns.dtype != torch.float32 or not columns.is_contiguous():
+            raise ValueError("the input columns must be contiguous float32")
+        return columns.data_ptr()
 
     def _run_logits(
         self,

@@ -52,6 +52,7 @@ enum class OpKind : int32_t {
     experts = 17,
     head_linear = 18,
     head_copy = 19,
+    input = 20,
 };
 
 // One op. x and y are inputs, out is the output; the comments name the fields that each kind reads.
@@ -138,6 +139,7 @@ struct Step {
     float* kept;                 // [num_tokens, num_kept * hidden size]
     void* scratch;               // `forward_scratch` bytes, aligned to 64
     KVCopies copies;             // in each layer, after the step's own tokens were written
+    const float* columns;        // [num_tokens, columns of the op input], or null
 };
 
 // Logits of hidden states that a step returned.

@@ -28,11 +28,12 @@ void share_rows(Thread& thread, int64_t rows, Body body) {
 // Some rows of a step while a stage works on them: rows [begin, begin + count) of its buffers.
 class RowRun {
 public:
-    RowRun(Thread& thread, const Program& program, const Step& step, const RowBuffer* buffers,
-           void* workspace, int64_t begin, int64_t count)
+    RowRun(Thread& thread, const Program& program, const Step& step, const int32_t* positions,
+           const RowBuffer* buffers, void* workspace, int64_t begin, int64_t count)
         : thread_(thread),
           program_(program),
           step_(step),
+          positions_(positions),
           buffers_(buffers),
           workspace_(workspace),
           begin_(begin),
@@ -57,6 +58,7 @@ public:
             case OpKind::experts: return multiply_experts(op);
             case OpKind::head_linear: return multiply_heads(op);
             case OpKind::head_copy: return copy_heads(op);
+            case OpKind::input: return take_input(op);
             default: return;
         }
     }
@@ -84,7 +86,7 @@ private:
                 std::copy_n(given, op.out.size, out);
                 return;
             }
-            const int32_t* indices = op.indexes_positions ? step_.positions : step_.token_ids;
+            const int32_t* indices = op.indexes_positions ? positions_ : step_.token_ids;
             const int64_t index = indices[token] + op.offset;
             if (op.adds) {
                 add_table_row(op.table, index, op.out.size, out);
@@ -174,7 +176,7 @@ private:
         const Rotation rotation{
             op.rotary_style, op.x.size / op.group,          op.group,   op.rotary_dim, op.cosines,
             op.sines,        by_axis ? op.num_sections : 0, op.sections};
-        const int32_t* positions = by_axis ? step_.rope_positions : step_.positions;
+        const int32_t* positions = by_axis ? step_.rope_positions : positions_;
         share_rows(thread_, count_, [&](int64_t row) {
             rotate_row(rotation, floats_of(op.x, row) + op.offset, positions + begin_ + row,
                        step_.batch.num_tokens);
@@ -251,6 +253,13 @@ private:
         });
     }
 
+    void take_input(const Op& op) const {
+        share_rows(thread_, count_, [&](int64_t row) {
+            const float* columns = step_.columns + (begin_ + row) * op.out.size;
+            std::copy_n(columns, op.out.size, floats_of(op.out, row));
+        });
+    }
+
     // Copies a layer's output if the step asks for it.
     void keep(const Op& op) const {
         for (int64_t i = 0; i < step_.num_kept; ++i) {
@@ -265,6 +274,7 @@ private:
     Thread& thread_;
     const Program& program_;
     const Step& step_;
+    const int32_t* positions_;  // of the step's rows, which may be its output rows
     const RowBuffer* buffers_;
     void* const workspace_;
     const int64_t begin_, count_;

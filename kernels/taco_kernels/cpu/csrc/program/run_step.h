@@ -27,6 +27,18 @@ inline bool restricts_early(const Step& step) {
     return 2 * step.num_outputs <= step.batch.num_tokens;
 }
 
+// The sequence of a row.
+inline int64_t sequence_of(const Batch& batch, int64_t row) {
+    const int32_t* past =
+        std::upper_bound(batch.query_start, batch.query_start + batch.num_seqs, int32_t(row));
+    return past - batch.query_start - 1;
+}
+
+// Tokens in the KV of a sequence up to a row of it. The KV need not begin at position 0.
+inline int32_t seq_len_at(const Batch& batch, int64_t seq, int64_t row) {
+    return batch.seq_lens[seq] - (batch.query_start[seq + 1] - 1 - int32_t(row));
+}
+
 // The step of one thread.
 class StepRun {
 public:
@@ -35,6 +47,7 @@ public:
           program_(program),
           step_(step),
           scratch_(scratch),
+          positions_(step.positions),
           rows_(step.batch.num_tokens),
           batch_(step.batch) {
         std::copy_n(scratch.buffers, program.num_buffers, buffers_);
@@ -76,7 +89,8 @@ private:
 
     void run_chunks(const Stage& stage) {
         for_chunks(rows_, [&](int64_t begin, int64_t count) {
-            const RowRun rows(thread_, program_, step_, buffers_, scratch_.workspace, begin, count);
+            const RowRun rows(thread_, program_, step_, positions_, buffers_, scratch_.workspace,
+                              begin, count);
             for (int64_t i = 0; i < stage.count; ++i) rows.run(program_.ops[stage.first + i]);
         });
     }
@@ -127,18 +141,18 @@ private:
         share_rows(thread_, outputs, [&](int64_t i) {
             const int64_t row = step_.output_rows[i];
             for (int64_t j = 0; j < op.num_live; ++j) copy_row(op.live[j], row, i);
-            const int32_t* past =
-                std::upper_bound(all.query_start, all.query_start + all.num_seqs, int32_t(row));
-            const int64_t seq = past - all.query_start - 1;
+            const int64_t seq = sequence_of(all, row);
             std::copy_n(all.block_tables + seq * all.block_table_stride, all.block_table_stride,
                         scratch_.block_tables + i * all.block_table_stride);
             scratch_.query_start[i] = int32_t(i);
-            scratch_.seq_lens[i] = step_.positions[row] + 1;
+            scratch_.seq_lens[i] = seq_len_at(all, seq, row);
+            scratch_.positions[i] = step_.positions[row];
             if (i + 1 == outputs) scratch_.query_start[outputs] = int32_t(outputs);
         });
         for (int64_t j = 0; j < op.num_live; ++j) {
             buffers_[op.live[j]] = scratch_.restricted[op.live[j]];
         }
+        positions_ = scratch_.positions;
         rows_ = outputs;
         batch_ = {outputs,
                   outputs,
@@ -161,6 +175,7 @@ private:
     const Step& step_;
     const ForwardScratch& scratch_;
     RowBuffer buffers_[MAX_BUFFERS];
+    const int32_t* positions_;  // of the rows
     int64_t rows_;
     Batch batch_;
     bool is_restricted_ = false;
@@ -193,7 +208,8 @@ inline int64_t attention_bytes(const Program& program, const Step& step, int num
     std::vector<int32_t> query_start(1), seq_lens;
     for (int64_t i = 0; i < step.num_outputs; ++i) {
         query_start.push_back(int32_t(i + 1));
-        seq_lens.push_back(step.positions[step.output_rows[i]] + 1);
+        const int64_t row = step.output_rows[i];
+        seq_lens.push_back(seq_len_at(step.batch, sequence_of(step.batch, row), row));
     }
     consider({step.num_outputs, step.num_outputs, query_start.data(), seq_lens.data(), nullptr,
               step.batch.block_table_stride});
