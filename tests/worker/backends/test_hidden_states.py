@@ -13,7 +13,11 @@ from support.checkpoints import make_checkpoint
 from support.models import load_step_model
 from support.paged import PagedRunner
 from support.plans import ints
+from taco_worker.models.plan.builder import Module, PlanBuilder
+from taco_worker.models.plan.model_plan import TensorNames
+from taco_worker.models.plan.ops.input import Input
 from taco_worker.models.step_model import StepModel
+from taco_worker.speculation.heads.row_model import RowModel
 
 ARCHITECTURES: dict[str, dict[str, object]] = {
     "llama": {"hidden_size": 72, "head_dim": 20, "tie_word_embeddings": True},
@@ -93,9 +97,28 @@ def test_embeddings_are_the_checkpoints_own(checkpoint: Path, serves: str, dtype
     torch.testing.assert_close(embedded.float(), table[token_ids].float())
 
 
-def test_linear_computes_in_the_models_dtype(model: StepModel) -> None:
+def test_a_lowered_plan_reads_the_callers_columns(model: StepModel) -> None:
+    """A plan without attention, whose only op besides Input has a bias."""
     generator = torch.Generator().manual_seed(0)
     weight, bias, x = (torch.randn(shape, generator=generator) for shape in ((9, 40), 9, (5, 40)))
-    result = model.linear(weight, bias)(x)
+    b = PlanBuilder(hidden_size=9)
+    columns = b.buffer("columns", 40)
+    b.add(Input(columns))
+    b.linear(columns, "fc", [Module("fc", 9)], bias=True, out=b.stream)
+    sink, lowered = model.lower(b.build("Test", 1, TensorNames()))
+    sink.put("fc.weight", 0, weight, None)
+    sink.put("fc.bias", 0, bias, None)
+    given = x.clone()
+    result = RowModel(lowered)(given)
     assert result.dtype == model.hidden_dtype
+    assert torch.equal(given, x)
     torch.testing.assert_close(result, x @ weight.T + bias, rtol=1e-4, atol=1e-4)
+    assert lowered.weight_bytes > 0
+
+
+def test_a_plan_has_one_input() -> None:
+    b = PlanBuilder(hidden_size=8)
+    b.add(Input(b.stream))
+    b.add(Input(b.buffer("other", 8)))
+    with pytest.raises(ValueError, match="one op Input at most"):
+        b.build("Test", 1, TensorNames())

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,9 +24,8 @@ from taco_worker.memory.profiling_steps import largest_verification
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.sampling.typical_acceptance import TypicalAcceptance
 from taco_worker.speculation.drafter import Drafter
-from taco_worker.speculation.heads import eagle
 from taco_worker.speculation.heads.head_factory import make_heads
-from taco_worker.speculation.heads.slot_kv import DrafterWithKV
+from taco_worker.speculation.heads.slot_blocks import DrafterWithKV
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_DRAFTS = 3, 64, 5
 CPU = Transfers(torch.device("cpu"))
@@ -205,32 +203,3 @@ def test_a_verification_samples_behind_every_token(has_branches: bool) -> None:
     assert step.positions.tolist() == 3 * wanted
     if step.parents is not None:
         assert step.parents.tolist() == [-1, 0, 0, 0, 0, -1, 5, 5, 5, 5, -1, 10, 10, 10, 10]
-
-
-def test_drafts_do_not_depend_on_the_group_size(
-    target: StepModel, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Copies of keys and values are bounded for any batch and sequence length."""
-    target.allocate_kv(4, 16, 64)
-    generator = torch.Generator().manual_seed(1)
-    width = target.plan.hidden_size * max(1, len(drafter.hidden_layers or ()))
-    lengths = {0: 30, 1: 4, 2: 7}
-
-    def drafts() -> list[np.ndarray]:
-        generator.manual_seed(1)
-        join(drafter, {slot: [3] * length for slot, length in lengths.items()})
-        hidden = {
-            slot: (0, [*range(3, 3 + length)], torch.randn(length, width, generator=generator))
-            for slot, length in lengths.items()
-        }
-        observe(drafter, hidden)
-        append(drafter, {slot: [9] for slot in lengths})
-        trees = drafter.draft(ints([0, 1, 2]), ints([5, 0, 4]))
-        return [trees.num_nodes, trees.token_ids, trees.parents]
-
-    whole = drafts()
-    assert whole[0].tolist() == [5, 0, 4]
-    assert isinstance(drafter, DrafterWithKV)
-    monkeypatch.setattr(eagle, "_MAX_COPY_BYTES", 12 * drafter.kv_bytes_per_token)
-    for apart, together in zip(drafts(), whole, strict=True):
-        assert apart.tolist() == together.tolist()

@@ -11,7 +11,7 @@ from taco_worker.devices.byte_units import gibibytes
 from taco_worker.devices.transfers import Transfers
 from taco_worker.memory.profiling_steps import ProfilingSteps
 from taco_worker.models.step_model import StepModel
-from taco_worker.speculation.heads.slot_kv import DrafterWithKV
+from taco_worker.speculation.heads.slot_blocks import DrafterWithKV
 
 # Reserved for CUDA graphs of decode steps, on top of the activations of eager steps.
 GRAPH_BYTES = 512 * 2**20

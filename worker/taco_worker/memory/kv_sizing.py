@@ -14,7 +14,7 @@ from taco_worker.memory.gpu_memory import measure_gpu_memory, num_gpu_blocks
 from taco_worker.memory.profiling_steps import ProfilingSteps, largest_step, largest_verification
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
-from taco_worker.speculation.heads.slot_kv import DrafterWithKV
+from taco_worker.speculation.heads.slot_blocks import DrafterWithKV
 from taco_worker.speculation.speculator_factory import make_typical, max_draft_tokens
 
 logger = logging.getLogger("taco.worker")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,7 +14,10 @@ from taco_proto.steps import IntArray
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.weight_loading import WeightSink
 from taco_worker.sampling.ops import SamplingOps
+
+SlotArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class ModelInput:
         rope_positions: [3, num_tokens], time, height and width, which turn queries and keys of
             models with M-RoPE (Qwen2-VL, Wang et al. 2024, section 2.1). The places of KV and the
             order of tokens follow from `positions` alone. None: all three are `positions`.
+        columns: [num_tokens, columns of the plan's op Input], on the model's device, in the dtype
+            of its hidden states. None: the plan has no such op.
     """
 
     token_ids: Tensor
@@ -75,6 +80,7 @@ class ModelInput:
     parents: IntArray | None = None
     embeddings: InputEmbeddings | None = None
     rope_positions: IntArray | None = None
+    columns: Tensor | None = None
 
     def kv_slot_mapping(self, block_size: int) -> IntArray:
         """int64 [num_tokens], block * block_size + offset of each token's position: the place of
@@ -82,10 +88,11 @@ class ModelInput:
         return self._slots_of(self.positions, block_size)
 
     def step_slot_mapping(self, block_size: int) -> IntArray:
-        """The same, with a tree's KV in the order of its tokens: the layout of masked attention
-        until the step's drafts are accepted."""
-        if self.parents is None:
-            return self.kv_slot_mapping(block_size)
+        """int64 [num_tokens], where the step writes KV: in the order of a sequence's tokens.
+
+        For a tree that is the layout of masked attention until the step's drafts are accepted. The
+        KV of a sequence need not begin with its first token.
+        """
         behind = np.repeat(self.seq_lens - self.query_start[1:], np.diff(self.query_start))
         return self._slots_of(behind + np.arange(behind.size, dtype=np.int32), block_size)
 
@@ -98,16 +105,11 @@ class ModelInput:
         return slots
 
 
-# [num_rows, in] to [num_rows, out], in the dtype of the model's hidden states.
-Linear = Callable[[Tensor], Tensor]
-
-
 class StepModel(Protocol):
     """A decoder with its weights and its paged KV cache.
 
     Attributes:
         plan: the model's declaration.
-        weight_bytes: memory of the weights.
         description: device, threads and dtype for the log, such as "amx, 2 threads, bfloat16".
         sampling: the sampling operations for its logits.
         max_tree_paths: paths that all trees of a step may have together, beyond the first path of
@@ -117,13 +119,17 @@ class StepModel(Protocol):
     """
 
     plan: ModelPlan
-    weight_bytes: int
     description: str
     sampling: SamplingOps
     max_tree_paths: int
     device: torch.device
     hidden_dtype: torch.dtype
     kv_layout: str
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights."""
+        ...
 
     @property
     def kept_hidden(self) -> Tensor:
@@ -187,6 +193,15 @@ class StepModel(Protocol):
         """
         ...
 
+    def append_kv(self, sources: SlotArray, targets: SlotArray) -> None:
+        """Copy the KV of tokens to the ends of sequences, before their next tokens are computed.
+
+        Args:
+            sources, targets: int64 [num_tokens], block * block_size + offset; the targets are in
+                the order of each sequence's tokens. No target is also a source.
+        """
+        ...
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[num_rows, hidden_size] to float32 [num_rows, vocab_size]; the caller may change it."""
         ...
@@ -209,11 +224,13 @@ class StepModel(Protocol):
         """Integers [num_rows] to [num_rows, embedding_size], in the hidden states' dtype."""
         ...
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Make a function x W^T + b for a drafter, computed as the model's own products.
+    def lower(self, plan: ModelPlan) -> tuple[WeightSink, StepModel]:
+        """Make a model of a drafter's plan, with this model's back end, device and dtype.
 
-        Args:
-            weight, bias: floating, [out, in] and [out]; they are copied.
+        Its weights must be loaded through the sink before `allocate_kv`.
+
+        Raises:
+            ValueError: the back end lacks an op of the plan.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,6 @@ from torch import Tensor
 from taco_common.progress import Progress
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.plan.parameters import Fill
 from taco_worker.models.tensor_files import iterate_tensors
 from taco_worker.models.weight_files import LoadFormat, check_tensor_names, find_weight_files
 from taco_worker.models.weight_sources import WeightSources
@@ -60,56 +60,40 @@ def load_weights(
     if load_format == "dummy":
         _fill_randomly(sink, config.plan, seed)
     else:
-        _fill_from_files(sink, config.plan, find_weight_files(model_dir, load_format))
+        load_plans([(sink, config.plan)], find_weight_files(model_dir, load_format))
 
 
-def _fill_from_files(sink: WeightSink, plan: ModelPlan, files: list[Path]) -> None:
-    sources = WeightSources(plan)
+def load_plans(parts: Sequence[tuple[WeightSink, ModelPlan]], files: Sequence[Path]) -> None:
+    """Load the weights of plans that share one checkpoint, and its `TensorNames`.
+
+    Raises:
+        ValueError: files are damaged, or their tensors are not exactly those of the plans.
+    """
+    sources = [(sink, WeightSources(plan)) for sink, plan in parts]
+    canonical = sources[0][1].canonical
     found: set[str] = set()
     unexpected: list[str] = []
     misshapen: list[str] = []
-    quantized = _QuantizedRows()
     with Progress("loading weights", sum(file.stat().st_size for file in files)) as progress:
         for stored_name, tensor in itertools.chain.from_iterable(map(iterate_tensors, files)):
-            name = sources.canonical(stored_name)
+            name = canonical(stored_name)
             if name is None:
                 continue
-            if name not in sources.fills:
+            fills = [(sink, fill) for sink, one in sources for fill in one.fills.get(name, [])]
+            if not fills:
                 unexpected.append(stored_name)
                 continue
             found.add(name)
-            for fill in sources.fills[name]:
+            for sink, fill in fills:
                 if tuple(tensor.shape) == fill.stored_shape:
-                    rows = quantized.rows(name, fill, tensor)
-                    if rows is not None:
-                        sink.put(fill.parameter, fill.start, rows, fill.expert)
+                    sink.put(fill.parameter, fill.start, fill.rows(tensor), fill.expert)
                 else:
                     shapes = f"(is {list(tensor.shape)}, should be {list(fill.stored_shape)})"
                     misshapen.append(f"{stored_name} {shapes}")
                     break
             progress.advance(tensor.nbytes)
-    check_tensor_names(files[0].parent, sources.missing(found), unexpected, misshapen)
-
-
-class _QuantizedRows:
-    """Dequantizes rows as soon as all tensors that hold a part of them are read."""
-
-    def __init__(self) -> None:
-        self._parts: dict[tuple[str, int | None, int], dict[str, Tensor]] = {}
-
-    def rows(self, name: str, fill: Fill, tensor: Tensor) -> Tensor | None:
-        """The rows that the tensor `name` fills; None: another tensor is needed first."""
-        rows: Tensor = fill.rows(tensor)
-        if fill.dequantization is None:
-            return rows
-        key = (fill.parameter, fill.expert, fill.start)
-        parts = self._parts.setdefault(key, {})
-        parts[name] = rows
-        if len(parts) < len(fill.names):
-            return None
-        del self._parts[key]  # parts are views of files
-        dequantized: Tensor = fill.dequantization.dequantize(*(parts[one] for one in fill.names))
-        return dequantized
+    missing = sorted({name for _, one in sources for name in one.missing(found)})
+    check_tensor_names(files[0].parent, missing, unexpected, misshapen)
 
 
 def _fill_randomly(sink: WeightSink, plan: ModelPlan, seed: int) -> None:

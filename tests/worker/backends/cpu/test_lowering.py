@@ -143,6 +143,7 @@ def test_a_sum_that_another_op_reads_is_not_fused() -> None:
 
 def test_an_op_that_the_kernels_lack() -> None:
     plan = plan_of("LlamaForCausalLM", LLAMA)
+    assert plan.logits_out is not None
     logits = (*plan.logits, Add(plan.logits_out, Slice("hidden", 0, 100)))
     changed = replace(plan, buffers={**plan.buffers, "hidden": 100}, logits=logits)
     with pytest.raises(ValueError, match="the CPU kernels have no Add of logits here"):

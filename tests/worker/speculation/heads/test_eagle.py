@@ -261,13 +261,13 @@ def replaced(kind: str, name: str, tensor: Tensor) -> dict[str, Tensor]:
             "eagle",
             {},
             without("eagle", "layers.0.self_attn.v_proj.weight"),
-            "lack layers.0.self_attn.v_proj.weight",
+            "missing tensors: layers.0.self_attn.v_proj.weight",
         ),
         (
             "eagle",
             {},
             replaced("eagle", "layers.1.mlp.up_proj.weight", torch.zeros(2)),
-            "unknown tensors: layers.1.mlp.up_proj.weight",
+            "unexpected tensors: layers.1.mlp.up_proj.weight",
         ),
         ("eagle", {"hidden_size": 32}, head_tensors("eagle"), "their hidden_size is 32"),
         ("eagle", {"vocab_size": 100}, head_tensors("eagle"), "their vocab_size is 100"),
@@ -277,7 +277,7 @@ def replaced(kind: str, name: str, tensor: Tensor) -> dict[str, Tensor]:
             "eagle",
             {"intermediate_size": 90},
             head_tensors("eagle"),
-            r"gate_proj.weight is \[96, 64\], should be \[90, 64\]",
+            r"gate_proj.weight \(is \[96, 64\], should be \[90, 64\]\)",
         ),
         ("eagle3", {}, without("eagle3", "d2t"), "no d2t tensor"),
         (
@@ -286,7 +286,12 @@ def replaced(kind: str, name: str, tensor: Tensor) -> dict[str, Tensor]:
             replaced("eagle3", "d2t", torch.full((DRAFT_VOCAB,), VOCAB)),
             "d2t names tokens outside the vocabulary of 384",
         ),
-        ("eagle3", {"draft_vocab_size": 99}, head_tensors("eagle3"), r"should be \[99, 64\]"),
+        (
+            "eagle3",
+            {"draft_vocab_size": 99},
+            head_tensors("eagle3"),
+            r"d2t is \[120\], should be \[99\]",
+        ),
         (
             "eagle3",
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}},

@@ -175,18 +175,18 @@ def without(name: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("config", "tensors", "problem"),
     [
-        (CONFIG, without("1.0.linear.bias"), "lack 1.0.linear.bias"),
+        (CONFIG, without("1.0.linear.bias"), "missing tensors: 1.0.linear.bias"),
         (
             CONFIG,
             {**TENSORS, "0.2.weight": torch.zeros(400, HIDDEN)},
-            r"0.2.weight is \[400, 64\], should be \[384, 64\]",
+            r"0.2.weight \(is \[400, 64\], should be \[384, 64\]\)",
         ),
         (
             CONFIG,
             {**TENSORS, "0.0.linear.weight": torch.zeros(32, 32)},
-            r"0.0.linear.weight is \[32, 32\]",
+            r"0.0.linear.weight \(is \[32, 32\]",
         ),
-        (CONFIG, {**TENSORS, "0.9.weight": torch.zeros(1)}, "unknown tensors: 0.9.weight"),
+        (CONFIG, {**TENSORS, "0.9.weight": torch.zeros(1)}, "unexpected tensors: 0.9.weight"),
         ({**CONFIG, "medusa_num_layers": "one"}, TENSORS, "medusa_num_layers must be a number"),
         ({"architectures": ["BertModel"]}, TENSORS, "holds no known draft heads"),
     ],

@@ -68,10 +68,11 @@ class Assembly:
         stages = [abi.Stage(stage.first, stage.count, stage.by_chunks) for stage in lowered.stages]
         program = abi.Program(
             hidden=self._indices[lowered.hidden],
-            lm_head=matrices[lowered.lm_head].struct,
             logit_scale=lowered.logit_scale,
             logit_cap=lowered.logit_cap,
         )
+        if lowered.lm_head is not None:
+            program.lm_head = matrices[lowered.lm_head].struct
         if lowered.embed_out is not None:
             program.embed_out = matrices[lowered.embed_out].struct
         ops = [self._op(op) for op in lowered.ops]

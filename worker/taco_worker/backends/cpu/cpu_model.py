@@ -6,18 +6,16 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.kv_cache import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
-from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
 from taco_kernels.cpu.program import ProgramRunner
 from taco_kernels.library import CpuKernels
 from taco_proto.steps import IntArray
 from taco_worker.backends.cpu.assembly import Assembly
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
-from taco_worker.backends.cpu.tree_paths import TreePaths, cut_into_paths
+from taco_worker.backends.cpu.tree_paths import SlotArray, TreePaths, cut_into_paths
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import (
-    Linear,
     ModelInput,
     check_given_inputs,
     check_kept_layers,
@@ -43,9 +41,8 @@ class CpuModel:
         *,
         kv_dtype: torch.dtype,
     ) -> None:
-        """`weights` must be loaded."""
+        """`weights` must be loaded before `allocate_kv`."""
         self.plan = plan
-        self.weight_bytes = weights.nbytes
         self.description = describe(kernels.isa, kernels.num_threads, weights.matrix_dtype)
         self.sampling: SamplingOps = CpuSampling(kernels)
         self.max_tree_paths = _MAX_TREE_PATHS
@@ -61,6 +58,10 @@ class CpuModel:
         self._num_blocks = 0
         self._max_model_len = 0
         self._paths: TreePaths | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weights.nbytes
 
     @property
     def kept_hidden(self) -> Tensor:
@@ -127,16 +128,19 @@ class CpuModel:
             rope_positions=inputs.rope_positions,
             embedding_rows=None if given is None else given.rows_by_token(inputs.positions.size),
             embeddings=None if given is None else given.values,
+            columns=inputs.columns,
         )
 
     def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:
         assert self._paths is not None
-        cache = self._ready().cache
         sources = self._paths.kv_slots[accepted]
-        targets = inputs.kv_slot_mapping(cache.block_size)[accepted]
+        targets = inputs.kv_slot_mapping(self._ready().cache.block_size)[accepted]
         moved = sources != targets
         if moved.any():
-            append_kv(self._kernels, cache, SlotCopies(sources[moved], targets[moved]))
+            self.append_kv(sources[moved], targets[moved])
+
+    def append_kv(self, sources: SlotArray, targets: SlotArray) -> None:
+        append_kv(self._kernels, self._ready().cache, SlotCopies(sources, targets))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._ready().compute_logits(hidden)
@@ -150,14 +154,10 @@ class CpuModel:
     def embed(self, token_ids: Tensor) -> Tensor:
         return self._weights.embed(token_ids)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        kernels, dtype = self._kernels, self._weights.dtype
-        matrix = PackedMatrix.from_tensor(kernels, weight.contiguous(), dtype, bias=bias)
-
-        def product(x: Tensor) -> Tensor:
-            return multiply(kernels, EncodedRows(kernels, x.contiguous(), dtype), matrix)
-
-        return product
+    def lower(self, plan: ModelPlan) -> tuple[CpuWeights, CpuModel]:
+        kernels = self._kernels
+        weights = CpuWeights(plan, kernels, dtype=self._weights.dtype, quantization=None)
+        return weights, CpuModel(plan, kernels, weights, kv_dtype=self.hidden_dtype)
 
     @property
     def num_graphs(self) -> int:

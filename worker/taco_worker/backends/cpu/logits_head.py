@@ -10,12 +10,16 @@ from taco_worker.models.plan.ops.linear import Linear
 class LogitsHead:
     """The logits ops, of which the kernels run one shape: [projection,] LM head, scale, cap.
 
+    Attributes:
+        matrix: None: the plan has no logits.
+
     Raises:
         ValueError: the plan has others.
     """
 
     def __init__(self, plan: ModelPlan) -> None:
         self.projection: str | None = None
+        self.matrix: str | None = None
         self.scale, self.cap = 1.0, 0.0
         matrices: list[str] = []
         for op in plan.logits:
@@ -28,6 +32,8 @@ class LogitsHead:
                     self.cap = op.cap
                 case _:
                     raise ValueError(f"the CPU kernels have no {type(op).__name__} of logits here")
+        if not matrices:
+            return
         *projections, self.matrix = matrices
         if projections:
             (self.projection,) = projections

@@ -41,6 +41,7 @@ OpKind = Literal[
     "experts",
     "head_linear",
     "head_copy",
+    "input",
 ]
 Epilogue = Literal["store", "add", "gate_mul"]
 # These run over all rows of a step at once; the others row by row.
@@ -146,6 +147,7 @@ class LoweredProgram:
     Attributes:
         hidden: the buffer that a step returns.
         embed_out: matrix of the projection before the LM head, if any.
+        lm_head: None: the plan has no logits.
         logit_cap: 0: no cap.
         gated: matrices that are packed as gated pairs.
     """
@@ -155,7 +157,7 @@ class LoweredProgram:
     stages: tuple[LoweredStage, ...]
     hidden: str
     embed_out: str | None
-    lm_head: str
+    lm_head: str | None
     logit_scale: float
     logit_cap: float
     gated: frozenset[str]

@@ -23,13 +23,19 @@ from taco_worker.backends.cpu.lowered_ops import (
     LoweredProgram,
     MatrixType,
 )
-from taco_worker.backends.cpu.stages import cut_into_stages, local_buffers, with_live_buffers
+from taco_worker.backends.cpu.stages import (
+    cut_into_stages,
+    layer_ends,
+    local_buffers,
+    with_live_buffers,
+)
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.activation import Activation, ActivationKind
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
 from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
+from taco_worker.models.plan.ops.input import Input
 from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear, Linear
 from taco_worker.models.plan.ops.norm import Norm
 from taco_worker.models.plan.ops.op import Op
@@ -106,8 +112,9 @@ class _Lowering:
     def run(self) -> None:
         plan = self._plan
         self._ops = list(plan.ops)
-        ends = _layer_ends(plan)
-        last_write = max(i for i, op in enumerate(self._ops) if isinstance(op, WriteKV))
+        ends = layer_ends(plan)
+        writes = [i for i, op in enumerate(self._ops) if isinstance(op, WriteKV)]
+        last_write = max(writes, default=-1)
         first_final = len(self._ops) - len(plan.final)
         while self._index < len(self._ops):
             if self._index == first_final:
@@ -129,6 +136,8 @@ class _Lowering:
         match op:
             case Embed():
                 self._embed(op)
+            case Input():
+                self._emit(LoweredOp(kind="input", out=op.out))
             case Norm():
                 self._norm(op)
             case Linear():
@@ -381,16 +390,6 @@ class _Lowering:
         operands = Slice(name, 0, part.size)
         self._operands[part, kind] = operands
         return operands
-
-
-def _layer_ends(plan: ModelPlan) -> dict[int, int]:
-    """The index of the op after each layer but the last, to the layer."""
-    ends: dict[int, int] = {}
-    index = len(plan.embedding)
-    for layer, ops in enumerate(plan.layers[:-1]):
-        index += len(ops)
-        ends[index] = layer
-    return ends
 
 
 def _limit(op: Activation) -> float:

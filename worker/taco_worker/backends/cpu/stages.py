@@ -1,4 +1,4 @@
-"""Cuts a lowered program into stages, and finds which buffers live across them."""
+"""Cuts a program into layers and stages, and finds which buffers live across them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from taco_worker.backends.cpu.lowered_ops import WHOLE_STEP, LoweredOp, LoweredStage
+from taco_worker.models.plan.model_plan import ModelPlan
+
+
+def layer_ends(plan: ModelPlan) -> dict[int, int]:
+    """The index of the op after each layer but the last, to the layer."""
+    ends: dict[int, int] = {}
+    index = len(plan.embedding)
+    for layer, ops in enumerate(plan.layers[:-1]):
+        index += len(ops)
+        ends[index] = layer
+    return ends
 
 
 def with_live_buffers(ops: Sequence[LoweredOp]) -> list[LoweredOp]:

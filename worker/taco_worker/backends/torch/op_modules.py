@@ -22,6 +22,7 @@ from taco_worker.models.plan.ops.attend import Attend, WriteKV
 from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
+from taco_worker.models.plan.ops.input import Input
 from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
 from taco_worker.models.plan.ops.linear import Linear as LinearOp
 from taco_worker.models.plan.ops.norm import Norm
@@ -53,6 +54,17 @@ class EmbedModule(OpModule):
             if tokens.embeddings is not None:
                 rows.index_copy_(0, *tokens.embeddings)
         step.write(self.op.out, rows)
+
+
+class InputModule(OpModule):
+    def __init__(self, op: Input) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        assert tokens is not None
+        assert tokens.columns is not None
+        step.write(self.op.out, tokens.columns.clone())  # later ops may change it
 
 
 class LinearModule(OpModule):
@@ -298,6 +310,8 @@ def make_module(
     match op:
         case Embed():
             return EmbedModule(op, parameters)
+        case Input():
+            return InputModule(op)
         case LinearOp():
             return LinearModule(op, parameters)
         case HeadLinear():

@@ -63,6 +63,7 @@ class PlanNetwork(nn.Module):
         super().__init__()
         self.plan = plan
         self.supports_trees = backend.supports_trees
+        self._backend, self._layer_ops = backend, ops
         self.dtype = dtype
         self.device = device
         self.kept_layers: tuple[int, ...] = ()
@@ -93,6 +94,12 @@ class PlanNetwork(nn.Module):
         self._cos_sin: dict[str, Tensor] = {}
         self._sections = {name: table.rotary.sections for name, table in plan.rope_tables.items()}
 
+    def sibling(self, plan: ModelPlan) -> PlanNetwork:
+        """A network of another plan with the same kernels, dtype and device."""
+        return PlanNetwork(
+            plan, self._backend, self._layer_ops, dtype=self.dtype, device=self.device
+        )
+
     def prepare_positions(self, num_positions: int) -> None:
         """Compute the rope tables of `num_positions` positions; call it before `forward`."""
         for name, table in self.plan.rope_tables.items():
@@ -109,12 +116,14 @@ class PlanNetwork(nn.Module):
         *,
         rope_positions: Tensor | None = None,
         embeddings: tuple[Tensor, Tensor] | None = None,
+        columns: Tensor | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values into `kv_cache`.
 
         Args:
             token_ids, positions: integers [num_tokens], sequence after sequence.
             rope_positions, embeddings: as in `StepTokens`.
+            columns: of the op Input, see `ModelInput`.
 
         Returns:
             Hidden states after the final ops, then the outputs of `kept_layers`,
@@ -129,6 +138,7 @@ class PlanNetwork(nn.Module):
             attn_metadata,
             rope_positions,
             embeddings,
+            columns,
         )
         step = StepBuffers(self._widths)
         self.embedding(step, tokens)
@@ -155,6 +165,7 @@ class PlanNetwork(nn.Module):
         """The logits of `hidden` in the model's dtype."""
         step = StepBuffers({}, {self.plan.hidden.buffer: hidden})
         self.logits(step, None)
+        assert self.plan.logits_out is not None
         return step.read(self.plan.logits_out)
 
     def _layer_output(self, step: StepBuffers, pending: Slice | None) -> Tensor:

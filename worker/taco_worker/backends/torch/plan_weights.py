@@ -21,10 +21,12 @@ def load_network(
     seed: int = 0,
 ) -> None:
     """Load weights into a torch network; see `load_weights`."""
-    load_weights(_NetworkSink(network), model_dir, config, load_format=load_format, seed=seed)
+    load_weights(NetworkSink(network), model_dir, config, load_format=load_format, seed=seed)
 
 
-class _NetworkSink:
+class NetworkSink:
+    """A `WeightSink` that fills the parameters of a network."""
+
     def __init__(self, network: PlanNetwork) -> None:
         self.dtype = network.dtype
         self.device = network.device

@@ -28,6 +28,7 @@ class StepTokens:
 
     Attributes:
         token_ids, positions: integers [num_tokens].
+        columns: what the op Input stores, [num_tokens, columns]; None: there is no such op.
         cos_sin: rope tables by name, float32 [max_positions, rotary_dim].
         sections: of each rope table, see `RotaryConfig`.
         rope_positions: integers [axes, num_tokens], for tables with sections; None: all axes have a
@@ -44,6 +45,7 @@ class StepTokens:
     metadata: AttentionMetadata
     rope_positions: Tensor | None = None
     embeddings: tuple[Tensor, Tensor] | None = None
+    columns: Tensor | None = None
 
     def angles(self, table: str) -> RopeAngles:
         sections = self.sections[table]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from taco_proto.steps import IntArray
@@ -13,10 +12,17 @@ from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.tree_masks import TreeMasks, tree_masks
 from taco_worker.backends.torch.cuda_graphs import CudaGraphs
 from taco_worker.backends.torch.plan_network import PlanNetwork
+from taco_worker.backends.torch.plan_weights import NetworkSink
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.dtypes import dtype_name
-from taco_worker.models.step_model import Linear, ModelInput, check_given_inputs, check_kept_layers
+from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.step_model import (
+    ModelInput,
+    SlotArray,
+    check_given_inputs,
+    check_kept_layers,
+)
 from taco_worker.sampling.ops import SamplingMetadata, SamplingOps
 from taco_worker.sampling.torch_ops import most_likely
 
@@ -108,7 +114,10 @@ class TorchModel:
         targets = inputs.kv_slot_mapping(block_size)[accepted]
         moved = sources != targets
         if moved.any():
-            self._cache().copy_tokens(*self._transfers.upload(sources[moved], targets[moved]))
+            self.append_kv(sources[moved], targets[moved])
+
+    def append_kv(self, sources: SlotArray, targets: SlotArray) -> None:
+        self._cache().copy_tokens(*self._transfers.upload(sources, targets))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.network.compute_logits(hidden)
@@ -127,11 +136,16 @@ class TorchModel:
         embedded: Tensor = self.network.embed(token_ids)
         return embedded
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        weight = weight.to(self.device, self.hidden_dtype, copy=True)
-        if bias is not None:
-            bias = bias.to(self.device, self.hidden_dtype, copy=True)
-        return lambda x: F.linear(x, weight, bias)
+    def lower(self, plan: ModelPlan) -> tuple[NetworkSink, TorchModel]:
+        network = self.network.sibling(plan)
+        model = TorchModel(
+            network,
+            self._transfers,
+            description=self.description,
+            sampling=self.sampling,
+            kv_dtype=self.hidden_dtype,
+        )
+        return NetworkSink(network), model
 
     @property
     def num_graphs(self) -> int:
@@ -167,7 +181,9 @@ class TorchModel:
             seq_lens_host=inputs.seq_lens.tolist(),
             tree=tree,
         )
-        return self._run(inputs.token_ids, positions, metadata, rope_positions, embeddings)
+        return self._run(
+            inputs.token_ids, positions, metadata, rope_positions, embeddings, inputs.columns
+        )
 
     def _run(
         self,
@@ -176,6 +192,7 @@ class TorchModel:
         metadata: AttentionMetadata,
         rope_positions: Tensor | None = None,
         embeddings: tuple[Tensor, Tensor] | None = None,
+        columns: Tensor | None = None,
     ) -> Tensor:
         hidden: Tensor = self.network(
             token_ids,
@@ -184,6 +201,7 @@ class TorchModel:
             metadata,
             rope_positions=rope_positions,
             embeddings=embeddings,
+            columns=columns,
         )
         return hidden
 

@@ -26,6 +26,7 @@ NORMED = "h"
 BLOCK_OUT = "y"
 HIDDEN = "hidden"
 HEAD = "{head}"
+_EMBEDDINGS = "embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,10 @@ class PlanBuilder:
         stream: the residual stream.
     """
 
-    def __init__(self, *, vocab_size: int, hidden_size: int, embedding_size: int | None = None):
+    def __init__(
+        self, *, hidden_size: int, vocab_size: int = 0, embedding_size: int | None = None
+    ) -> None:
+        """`vocab_size`: 0 for plans without embeddings and logits."""
         self.vocab_size = vocab_size
         self.stream = Slice(STREAM, 0, hidden_size)
         self._embedding_size = embedding_size or hidden_size
@@ -229,6 +233,7 @@ class PlanBuilder:
         self.add(Add(self.stream, y, scale))
 
     def final_norm(self, module: str, spec: NormSpec) -> None:
+        self._ops = self._final
         self.norm(
             self.stream, "final_norm", module, spec, out=self.buffer(HIDDEN, self.stream.size)
         )
@@ -266,7 +271,7 @@ class PlanBuilder:
                 bias_name = self.parameter(
                     "lm_head.bias", (self.vocab_size,), [source], initial=0.0
                 )
-            self.add(Linear(hidden, logits, "embed_tokens.weight", bias_name))
+            self.add(Linear(hidden, logits, _EMBEDDINGS, bias_name))
         else:
             parts = [Module(module, self.vocab_size, views)]
             self.linear(hidden, "lm_head", parts, bias=bias, out=logits)
@@ -297,8 +302,8 @@ class PlanBuilder:
             logits=tuple(self._logits),
             stream=self.stream,
             hidden=self._hidden,
-            logits_out=self.buffer("logits", self.vocab_size),
-            embedding_table="embed_tokens.weight",
+            logits_out=self.buffer("logits", self.vocab_size) if self._logits else None,
+            embedding_table=_EMBEDDINGS,
             names=replace(names, ignored=(*names.ignored, *self._ignored)),
         )
 

@@ -11,6 +11,7 @@ from math import prod
 from taco_kernels.kv_entry import KVEntry, elements_per_token
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
 from taco_worker.models.plan.ops.embed import Embed
+from taco_worker.models.plan.ops.input import Input
 from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.ops.rope import Rope
@@ -66,8 +67,8 @@ class ModelPlan:
         max_position_embeddings: longest sequence in tokens, rope scaling included.
         buffers: columns of each buffer. Buffers that end with "_ids" hold int32.
         stream: the residual stream: the output of a layer, and of the final ops.
-        logits_out: vocab_size columns.
-        embedding_table: parameter of the token embeddings.
+        logits_out: vocab_size columns; None: the plan has no logits.
+        embedding_table: parameter of the token embeddings, if the plan embeds tokens.
     """
 
     architecture: str
@@ -83,7 +84,7 @@ class ModelPlan:
     logits: tuple[Op, ...]
     stream: Slice
     hidden: Slice
-    logits_out: Slice
+    logits_out: Slice | None
     embedding_table: str
     names: TensorNames
 
@@ -126,17 +127,6 @@ class ModelPlan:
         return elements_per_token(self.kv_entries)
 
     @property
-    def quantizations(self) -> frozenset[str]:
-        """`quant_method` of config.json: of checkpoints that loading dequantizes."""
-        return frozenset(
-            source.dequantization.method
-            for parameter in self.parameters.values()
-            for layout in parameter.layouts
-            for source in layout
-            if source.dequantization is not None
-        )
-
-    @property
     def has_tied_head(self) -> bool:
         """Whether the logits use the token embeddings."""
         return any(self.embedding_table in op.parameters for op in self.logits)
@@ -151,7 +141,10 @@ def _check(plan: ModelPlan) -> None:
     written = {plan.hidden.buffer}
     for op in plan.logits:
         _check_op(plan, op, written)
-    _check_read(plan, plan.logits_out, written)
+    if plan.logits_out is not None:
+        _check_read(plan, plan.logits_out, written)
+    if sum(isinstance(op, Input) for op in plan.ops) > 1:
+        raise ValueError("a plan has one op Input at most")
     used = {name for op in chain(plan.ops, plan.logits) for name in op.parameters}
     if unused := plan.parameters.keys() - used:
         raise ValueError(f"no op uses {', '.join(sorted(unused))}")

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.steps import IntArray, JoinedSequences
-from taco_worker.models.step_model import StepModel
+from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts
 from taco_worker.speculation.heads.draft_tree import NUM_CLASSES, GrowingTrees
 from taco_worker.speculation.heads.eagle_models import EagleModel
 from taco_worker.speculation.heads.observed_tokens import ObservedTokens
-from taco_worker.speculation.heads.slot_kv import SlotKV
-from taco_worker.speculation.heads.tree_levels import Context, TreeLevels, upload
+from taco_worker.speculation.heads.slot_blocks import BLOCK_SIZE, SlotBlocks
+from taco_worker.speculation.heads.tree_levels import TAIL_BLOCKS, TreeLevels, TreeRoots, upload
 
 _DEFAULT_DRAFTS = 16
 MAX_DEPTH = 6
 # Nodes per level that get children, and children of each: EAGLE-2 uses 10 for trees of 60 nodes.
 _MAX_WIDTH = 10
 _NODES_PER_WIDTH = 4
-# Maximum bytes of the KV copies that attention reads; more rows are processed in groups.
-_MAX_COPY_BYTES = 256 * 2**20
 
 
 class EagleDrafter:
@@ -54,38 +54,37 @@ class EagleDrafter:
         self._model = model
         self._target = target
         self._observed = ObservedTokens(max_num_seqs)
-        config = model.layer.config
-        self._kv = SlotKV(
-            max_num_seqs,
-            max_model_len,
-            num_kv_heads=config.heads.num_kv_heads,
-            head_dim=config.heads.head_dim,
-            dtype=target.hidden_dtype,
-            device=target.device,
-        )
+        self._num_positions = max_model_len + MAX_DEPTH
+        self._blocks = SlotBlocks(max_num_seqs, max_model_len, self._allocate)
         self._last_outputs = torch.zeros(
-            (max_num_seqs, config.hidden_size), dtype=target.hidden_dtype, device=target.device
+            (max_num_seqs, target.plan.hidden_size), dtype=target.hidden_dtype, device=target.device
         )
-        self.kv_bytes_per_token = self._kv.bytes_per_token
-        # Two copies: attention may repeat one for all query heads that share a KV head.
-        copies = 2 + config.heads.num_heads // config.heads.num_kv_heads
-        longest = max_model_len * self._kv.bytes_per_token
-        self.fixed_kv_bytes = self._kv.padding_bytes + copies * min(
-            max(_MAX_COPY_BYTES, longest), max_num_seqs * longest
-        )
+        block_bytes = model.layer.kv_block_bytes(BLOCK_SIZE)
+        self.kv_bytes_per_token = block_bytes // BLOCK_SIZE
+        # The unused end of a slot's last block, and the blocks of its tree.
+        self._num_fixed_blocks = max_num_seqs * (1 + TAIL_BLOCKS * self._width)
+        self.fixed_kv_bytes = self._num_fixed_blocks * block_bytes
 
     def reserve_kv(self, num_tokens: int) -> None:
-        self._kv.reserve(num_tokens)
+        self._blocks.reset(-(-num_tokens // BLOCK_SIZE) + self._num_fixed_blocks)
+
+    def _allocate(self, num_blocks: int, keeps: bool) -> None:
+        """Allocate the layer's KV; see `SlotBlocks`."""
+        layer = self._model.layer
+        kept = layer.kv_rows.clone() if keeps else None
+        layer.allocate_kv(num_blocks, BLOCK_SIZE, self._num_positions)
+        if kept is not None:
+            layer.kv_rows[: kept.shape[0]] = kept
 
     def clear(self) -> None:
-        self._kv.clear()
+        self._blocks.clear()
 
     def leave(self, slots: IntArray) -> None:
-        self._kv.release(slots)
+        self._blocks.release(slots)
 
     def join(self, joined: JoinedSequences) -> None:
         self._observed.join(joined)
-        self._kv.release(joined.slots)
+        self._blocks.release(joined.slots)
 
     def append(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
         self._observed.append(slots, num_tokens)
@@ -96,27 +95,24 @@ class EagleDrafter:
         self._observed.observe(computed)
         ends = np.cumsum(counts)
         positions = np.arange(int(ends[-1])) + np.repeat(computed.positions - ends + counts, counts)
-        target, layer = self._target, self._model.layer
-        features = self._model.features(computed.hidden.to(target.hidden_dtype))
-        embedded = target.embed(upload(computed.next_token_ids, target))
-        mixed, residual = self._model.mix(embedded, features)
-        keys, values = layer.keys_values(mixed, upload(positions, target))
-        self._kv.write(slots, computed.positions, counts, keys, values)
-
-        last = upload(ends - 1, target)
-        queries = layer.queries(mixed[last], upload(positions[ends - 1], target))
-        attended = torch.cat([self._attend(queries, slots, part) for part in self._groups(slots)])
-        self._last_outputs[upload(slots, target)] = layer.finish(residual[last], attended)
-
-    def _attend(self, queries: Tensor, slots: IntArray, part: slice) -> Tensor:
-        """Attention of some rows over all tokens of their slots."""
-        context = self._context(slots[part], room=0)
-        return self._model.layer.attend(
-            queries[part, None], context.keys, context.values, context.is_seen[:, None]
+        features = self._model.features(computed.hidden)
+        embedded = self._target.embed(upload(computed.next_token_ids, self._target))
+        self._blocks.extend(slots, computed.positions, counts)
+        seq_lens = self._blocks.num_tokens[slots]
+        outputs = self._model.layer.forward(
+            ModelInput(
+                token_ids=torch.zeros(positions.size, dtype=torch.int32, device=features.device),
+                positions=positions.astype(np.int32),
+                query_start=np.append(0, ends).astype(np.int32),
+                seq_lens=seq_lens,
+                block_tables=np.ascontiguousarray(
+                    self._blocks.tables[slots, : -(-int(seq_lens.max()) // BLOCK_SIZE)]
+                ),
+                output_rows=(ends - 1).astype(np.int32),
+                columns=torch.cat([embedded, features], dim=1),
+            )
         )
-
-    def _groups(self, slots: IntArray) -> list[slice]:
-        return self._kv.groups(slots, _MAX_COPY_BYTES)
+        self._last_outputs[upload(slots, self._target)] = outputs
 
     def record_verified(
         self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
@@ -129,17 +125,10 @@ class EagleDrafter:
         rows = np.flatnonzero(sizes > 0)
         if not rows.size:
             return no_drafts(slots.size)
-        parts = [
-            self._grow(slots[rows[part]], sizes[rows[part]]) for part in self._groups(slots[rows])
-        ]
+        trees = self._grow(slots[rows], sizes[rows])
         num_nodes = np.zeros(slots.size, dtype=np.int32)
-        num_nodes[rows] = np.concatenate([part.num_nodes for part in parts])
-        return DraftTrees(
-            num_nodes,
-            np.concatenate([part.token_ids for part in parts]),
-            np.concatenate([part.parents for part in parts]),
-            np.concatenate([part.classes for part in parts]),
-        )
+        num_nodes[rows] = trees.num_nodes
+        return replace(trees, num_nodes=num_nodes)
 
     def _grow(self, slots: IntArray, sizes: IntArray) -> DraftTrees:
         trees = GrowingTrees(sizes, self._width)
@@ -151,23 +140,14 @@ class EagleDrafter:
             if expansion is None:
                 break
             if levels is None:
-                room = num_levels * expansion.token_ids.shape[1]
-                levels = TreeLevels(self._model, self._target, self._context(slots, room))
+                roots = TreeRoots(slots, self._observed.num_observed[slots])
+                layer = self._model.layer
+                levels = TreeLevels(layer, self._target, self._blocks, roots, self._width)
             outputs = levels.run(expansion, outputs)
             expansion = trees.grow(*self._likeliest(outputs))
+        if levels is not None:
+            levels.close()
         return trees.finish()
-
-    def _context(self, slots: IntArray, room: int) -> Context:
-        keys, values = self._kv.read(slots, room)
-        places = np.arange(keys.shape[1])
-        is_seen = torch.from_numpy(places < self._kv.num_tokens[slots][:, None])
-        return Context(
-            upload(self._observed.num_observed[slots], self._target),
-            keys,
-            values,
-            is_seen.to(keys.device),
-            room,
-        )
 
     def _likeliest(self, outputs: Tensor) -> tuple[IntArray, FloatArray]:
         """The most likely next tokens of each output and their log probabilities;

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from taco_proto.errors import ConfigurationError
+from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
-from taco_worker.speculation.heads.eagle import MAX_DEPTH, EagleDrafter
+from taco_worker.speculation.heads.eagle import EagleDrafter
 from taco_worker.speculation.heads.eagle_models import load_eagle
 from taco_worker.speculation.heads.head_checkpoint import (
-    HeadTensors,
+    HeadCheckpoint,
     find_head_checkpoint,
-    read_config,
 )
 from taco_worker.speculation.heads.medusa import MedusaDrafter, load_medusa
 
@@ -42,21 +40,20 @@ def make_heads(
             shapes do not fit the target.
     """
     model_dir = find_head_checkpoint(model, revision=revision, download_dir=download_dir)
-    config = read_config(model_dir)
-    tensors = HeadTensors.read(model_dir)
-    if _is_medusa(config):
+    checkpoint = HeadCheckpoint.read(model_dir)
+    if _is_medusa(checkpoint.fields):
         return MedusaDrafter(
-            load_medusa(config, tensors, target),
+            load_medusa(checkpoint, target),
             target,
             max_num_seqs=max_num_seqs,
             num_draft_tokens=num_draft_tokens,
         )
-    if "fc.weight" not in tensors.names:
+    if "fc.weight" not in checkpoint.tensor_names:
         raise ConfigurationError(
             f"{model} holds no known draft heads (Medusa, EAGLE or EAGLE 3): its config names "
-            f"{config.get('architectures')!r}, and it lacks fc.weight"
+            f"{checkpoint.fields.get('architectures')!r}, and it lacks fc.weight"
         )
-    eagle = load_eagle(config, tensors, target, num_positions=max_model_len + MAX_DEPTH)
+    eagle = load_eagle(checkpoint, target)
     target.keep_hidden(eagle.hidden_layers)
     return EagleDrafter(
         eagle,
@@ -67,5 +64,5 @@ def make_heads(
     )
 
 
-def _is_medusa(config: Mapping[str, Any]) -> bool:
-    return "medusa_num_heads" in config or config.get("model_type") == "medusa"
+def _is_medusa(fields: ConfigFields) -> bool:
+    return "medusa_num_heads" in fields.values or fields.get("model_type") == "medusa"

@@ -5,23 +5,22 @@ Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multi
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray, JoinedSequences
-from taco_worker.models.step_model import Linear, StepModel
+from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts
-from taco_worker.speculation.heads.head_checkpoint import HeadTensors
+from taco_worker.speculation.heads.head_checkpoint import HeadCheckpoint
+from taco_worker.speculation.heads.medusa_recipe import medusa_plans
 from taco_worker.speculation.heads.observed_tokens import ObservedTokens
+from taco_worker.speculation.heads.row_model import RowModel
 from taco_worker.speculation.heads.tree_shapes import likeliest_shapes
 
 _DEFAULT_DRAFTS = 16
@@ -30,59 +29,36 @@ _DEFAULT_DRAFTS = 16
 _FIRST_CHANCE = 0.6
 _DEPTH_FACTOR = 0.85
 _RANK_FACTORS = (1.0, 0.22, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02)
-_HEAD_NUMBER = re.compile(r"(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaHead:
-    """Residual blocks, x + silu(W x + b), followed by an LM head.
+    """A head, and whose LM head turns its output into logits."""
 
-    Attributes:
-        lm_head: None means the target's.
-    """
+    model: RowModel
+    target: StepModel
 
-    blocks: tuple[Linear, ...]
-    lm_head: Linear | None
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        for block in self.blocks:
-            hidden = hidden + F.silu(block(hidden))
-        return hidden
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's hidden states to float32 [num_rows, vocab_size]."""
+        if self.model.model.plan.logits:
+            return self.model.logits(hidden)
+        return self.target.compute_logits(self.model(hidden))
 
 
-def load_medusa(
-    config: Mapping[str, Any], tensors: HeadTensors, target: StepModel
-) -> list[MedusaHead]:
-    """Load the heads of a checkpoint. Their tensors are named `0.0.linear.weight`, or the same
-    with the prefix `medusa_head.` among the base model's tensors.
-
-    The tensors determine the number of heads: published configs may name fewer. With
-    `original_lm_head` in its config, a checkpoint has no LM heads.
+def load_medusa(checkpoint: HeadCheckpoint, target: StepModel) -> list[MedusaHead]:
+    """Load the heads of a checkpoint; see `medusa_plans`.
 
     Raises:
-        ConfigurationError: tensors are missing, or do not fit the target.
+        ConfigurationError: the config is invalid, or tensors are missing or do not fit the target.
     """
-    tensors = tensors.under("medusa_head.")
-    numbers = {int(match[1]) for name in tensors.names if (match := _HEAD_NUMBER.match(name))}
-    num_layers = config.get("medusa_num_layers", 1)
-    if not isinstance(num_layers, int) or num_layers < 0:
-        raise ConfigurationError(f"medusa_num_layers must be a number, not {num_layers!r}")
     size, vocab_size = target.plan.hidden_size, target.plan.vocab_size
-
-    def block(name: str) -> Linear:
-        weight = tensors.take(f"{name}.linear.weight", size, size)
-        return target.linear(weight, tensors.take(f"{name}.linear.bias", size))
-
-    def head(number: int) -> MedusaHead:
-        blocks = tuple(block(f"{number}.{layer}") for layer in range(num_layers))
-        if config.get("original_lm_head"):
-            return MedusaHead(blocks, None)
-        weight = tensors.take(f"{number}.{num_layers}.weight", vocab_size, size)
-        return MedusaHead(blocks, target.linear(weight))
-
-    heads = [head(number) for number in range(max(numbers, default=0) + 1)]
-    tensors.check_all_taken()
-    return heads
+    try:
+        plans = medusa_plans(
+            checkpoint.fields, checkpoint.tensor_names, hidden_size=size, vocab_size=vocab_size
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"the heads' config.json is invalid: {error}") from None
+    return [MedusaHead(RowModel(model), target) for model in checkpoint.load(plans, target)]
 
 
 class MedusaDrafter:
@@ -109,7 +85,6 @@ class MedusaDrafter:
         self.priors: FloatArray = chances.ravel()
         self._heads = heads
         self._num_ranks = num_ranks
-        self._target = target
         self._observed = ObservedTokens(max_num_seqs)
         self._last_hidden = torch.zeros(
             (max_num_seqs, target.plan.hidden_size),
@@ -163,11 +138,7 @@ class MedusaDrafter:
     def _candidates(self, slots: IntArray, num_heads: int) -> IntArray:
         """Each head's most likely tokens, int32 [num_rows, num_heads, num_ranks]."""
         hidden = self._last_hidden[torch.from_numpy(slots).long().to(self._last_hidden.device)]
-        guesses = [head(hidden) for head in self._heads[:num_heads]]
-        logits = [
-            self._target.compute_logits(guess) if head.lm_head is None else head.lm_head(guess)
-            for head, guess in zip(self._heads, guesses, strict=False)
-        ]
+        logits = [head.logits(hidden) for head in self._heads[:num_heads]]
         likeliest = torch.stack([rows.topk(self._num_ranks).indices for rows in logits], dim=1)
         token_ids: IntArray = likeliest.int().cpu().numpy()
         return token_ids
