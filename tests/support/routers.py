@@ -17,7 +17,7 @@ ROUTERS = (
     Router("sparsemixer", 5, 2, jitter=0.3),
     Router("softmax", 1, 1),
     Router("sigmoid", 21, 4, False, 1.0, 7, 5, "sum_of_two"),
-    Router("sigmoid", 6, 3, num_groups=6, top_groups=3, group_score="sum_of_two"),
+    Router("sigmoid", 6, 3, num_groups=3, top_groups=2, group_score="sum_of_two"),
     Router("softmax_topk", 40, 33),
 )
 
