@@ -80,7 +80,7 @@ GOALS = (
     Goal("taco-http", "batch", "tokens_per_s", 0.92, against="taco"),
     Goal("taco-http", "mixed", "tokens_per_s", 0.92, against="taco"),
 )
-# Of shapes that have goals of their own.
+# Shapes with their own goals.
 SHAPE_GOALS = {
     "olmoe-4-layers": (
         Goal("taco", "single", "tpot_ms", 0.85),

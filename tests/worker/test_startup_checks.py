@@ -49,7 +49,7 @@ def test_max_model_len_beyond_the_model(checkpoint: Path) -> None:
 
 def test_an_unknown_architecture(checkpoint: Path) -> None:
     rewrite_config(checkpoint, architectures=["MambaForCausalLM"])
-    assert "MambaForCausalLM is not supported; supported are Bloom" in refusal(checkpoint)
+    assert "MambaForCausalLM is not supported; supported are BaiChuan" in refusal(checkpoint)
 
 
 def test_a_missing_field(checkpoint: Path) -> None:

@@ -139,6 +139,7 @@ VARIANTS: tuple[Variant, ...] = (
             ("use_bias", False),
             ("tie_word_embeddings", False),
         ),
+        rejected=(("mlp_type", "gated"), ("norm_type", "rms_norm")),
     ),
     Variant(
         "nemotron-like",

@@ -36,6 +36,7 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     ("num_hidden_layers", 3),
     ("num_attention_heads", 4),
     ("vocab_size", 400),
+    ("max_position_embeddings", 128),
     ("layer_norm_epsilon", 0.3),
     ("alibi", True),
     ("bias", True),
@@ -151,7 +152,13 @@ VARIANTS: tuple[Variant, ...] = (
         "refined-web-7b-like",
         {**_REFINED_WEB, "model_type": "RefinedWebModel"},
         _REFINED_WEB_LAYOUT,
-        (("n_layer", 3), ("n_head", 4), ("bias", True), ("layer_norm_epsilon", 0.3)),
+        (
+            ("n_layer", 3),
+            ("n_head", 4),
+            ("bias", True),
+            ("layer_norm_epsilon", 0.3),
+            ("apply_residual_connection_post_layernorm", True),
+        ),
     ),
     Variant(
         "refined-web-40b-like",

@@ -83,6 +83,7 @@ VARIANTS: tuple[Variant, ...] = (
         "gemma-2b-like",
         {**_GEMMA_1, "num_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh"},
         Native("GemmaForCausalLM"),
+        (("hidden_activation", REMOVED),),
     ),
     Variant("gemma-2-like", _GEMMA_2, Native("Gemma2ForCausalLM"), _GEMMA_2_FIELDS),
     Variant(

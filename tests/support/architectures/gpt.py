@@ -70,6 +70,7 @@ _GPT_FIELDS: tuple[tuple[str, Any], ...] = (
     ("n_head", 4),
     ("n_inner", 88),
     ("n_positions", 128),
+    ("n_ctx", 128),
     ("vocab_size", 400),
     ("activation_function", "gelu"),
     ("activation_function", "relu"),
@@ -136,6 +137,7 @@ VARIANTS: tuple[Variant, ...] = (
             ("rope_theta", 700.0),
             ("tie_word_embeddings", True),
         ),
+        rejected=(("rotary", False),),
         without_effect=(".attn.bias", ".attn.masked_bias"),
     ),
     Variant(
@@ -188,5 +190,6 @@ VARIANTS: tuple[Variant, ...] = (
             "n_head": 8,
         },
         Native("BloomForCausalLM", missing_prefix="transformer."),
+        (("n_embed", 96),),
     ),
 )

@@ -157,7 +157,6 @@ VARIANTS: tuple[Variant, ...] = (
             ("rope_scaling", REMOVED),
             ("rope_scaling", {"type": "linear", "factor": 4.0}),
             ("rope_scaling", {"type": "dynamic", "factor": 3.0}),
-            ("max_position_embeddings", 128),
             ("bias", True),
         ),
         rejected=(("rope_scaling", {"type": "unknown", "factor": 2.0}),),

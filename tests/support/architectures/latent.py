@@ -91,6 +91,8 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     ("intermediate_size", 88),
     ("num_hidden_layers", 3),
     ("vocab_size", 400),
+    ("max_position_embeddings", 512),
+    ("pretraining_tp", 2),
     ("hidden_act", "gelu"),
     ("rms_norm_eps", 0.3),
     ("rope_theta", 700.0),
@@ -125,7 +127,12 @@ def prediction_layers(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 # The published code, not transformers, reads these.
-_REJECTED: tuple[tuple[str, Any], ...] = (("moe_layer_freq", 2), ("scoring_func", "tanh"))
+_REJECTED: tuple[tuple[str, Any], ...] = (
+    ("moe_layer_freq", 2),
+    ("scoring_func", "tanh"),
+    ("num_attention_heads", 4),
+    ("num_key_value_heads", 3),
+)
 _ONE_BY_ONE: tuple[Variant, ...] = (
     Variant(
         "deepseek-v2-lite-like",
@@ -152,6 +159,7 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
             ("norm_topk_prob", False),
             ("rope_interleave", False),
             ("rope_interleave", REMOVED),
+            ("num_nextn_predict_layers", 2),
         ),
         rejected=(*_REJECTED, ("topk_method", "greedy"), ("scoring_func", "softmax")),
         without_effect=(".enorm.weight", ".eh_proj.weight"),

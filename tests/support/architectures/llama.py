@@ -36,6 +36,7 @@ SIZE_FIELDS: tuple[tuple[str, Any], ...] = (
     ("num_hidden_layers", 3),
     ("num_attention_heads", 12),
     ("vocab_size", 400),
+    ("max_position_embeddings", 128),
 )
 ROPE_FIELDS: tuple[tuple[str, Any], ...] = (
     ("rope_theta", 700.0),
@@ -165,7 +166,13 @@ VARIANTS: tuple[Variant, ...] = (
         "qwen3-like",
         _named("Qwen3ForCausalLM", "qwen3", head_dim=20, attention_bias=False, **_QWEN_WINDOW),
         Native("Qwen3ForCausalLM"),
-        (*LLAMA_FIELDS, *_WINDOW_FIELDS, ("attention_bias", True), ("head_dim", 16)),
+        (
+            *LLAMA_FIELDS,
+            *_WINDOW_FIELDS,
+            ("attention_bias", True),
+            ("head_dim", 16),
+            ("sliding_window", 5),
+        ),
     ),
     Variant(
         "qwen3-transformers-5-like",
@@ -189,6 +196,10 @@ VARIANTS: tuple[Variant, ...] = (
         (
             ("no_rope_layers", [0, 1, 1, 1]),
             ("no_rope_layers", REMOVED),
+            ("no_rope_layer_interval", 2),
+            *(field for field in SIZE_FIELDS if field[0] != "num_hidden_layers"),
+            ("num_key_value_heads", 1),
+            ("sliding_window", 5),
             ("rope_theta", 700.0),
             ("attention_bias", True),
             ("mlp_bias", True),
@@ -196,6 +207,7 @@ VARIANTS: tuple[Variant, ...] = (
             ("tie_word_embeddings", False),
             ("hidden_act", "gelu"),
         ),
+        rejected=(("num_hidden_layers", 3), ("use_sliding_window", True)),
     ),
     Variant(
         "granite-like",

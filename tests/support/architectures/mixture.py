@@ -193,6 +193,8 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
             ("intermediate_size", 88),
             ("num_hidden_layers", 3),
             ("vocab_size", 400),
+            ("max_position_embeddings", 512),
+            ("original_max_position_embeddings", 64),
             ("num_key_value_heads", 1),
             ("hidden_act", "gelu"),
             ("rms_norm_eps", 0.3),
@@ -204,8 +206,12 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
             ("router_jitter_noise", 0.01),
             ("rope_scaling", None),
             ("sliding_window", 7),
+            ("input_jitter_noise", 0.3),
         ),
-        rejected=(("num_experts_per_tok", 1), ("num_experts_per_tok", 3)),
+        rejected=(
+            ("num_experts_per_tok", 1),
+            ("num_experts_per_tok", 3),
+        ),
     ),
     Variant(
         "qwen1.5-moe-like",
@@ -216,6 +222,8 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
             ("shared_expert_intermediate_size", 64),
             ("qkv_bias", False),
             ("use_sliding_window", True),
+            ("sliding_window", 5),
+            ("max_window_layers", 0),
         ),
     ),
     Variant(
@@ -227,6 +235,7 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
             ("attention_bias", True),
             ("head_dim", 16),
             ("use_sliding_window", True),
+            ("sliding_window", 5),
         ),
     ),
     Variant(
@@ -264,6 +273,7 @@ _ONE_BY_ONE: tuple[Variant, ...] = (
             ("use_qk_norm", False),
             ("head_dim", 16),
         ),
+        rejected=(("topk_group", 2),),  # of 1 group
         without_effect=(".enorm.weight", ".eh_proj.weight"),
     ),
 )
@@ -281,6 +291,7 @@ VARIANTS: tuple[Variant, ...] = (
             "router_jitter_noise": 0.01,
         },
         Native("PhimoeForCausalLM"),
+        (("hidden_size", 96), ("num_attention_heads", 12)),
     ),
     Variant(
         "granite-moe-like",
@@ -318,6 +329,8 @@ VARIANTS: tuple[Variant, ...] = (
             ("rope_scaling", {**_GPT_OSS["rope_scaling"], "truncate": True}),
             ("rope_scaling", {**_GPT_OSS["rope_scaling"], "beta_fast": 4.0}),
             ("rope_scaling", None),
+            ("experts_per_token", 3),
+            ("initial_context_length", 64),
             ("swiglu_limit", 7.0),
             ("swiglu_limit", REMOVED),
             ("swiglu_alpha", 1.0),

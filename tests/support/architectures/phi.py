@@ -96,6 +96,7 @@ VARIANTS: tuple[Variant, ...] = (
             ("tie_word_embeddings", True),
             ("partial_rotary_factor", 0.5),
         ),
+        rejected=(("attention_bias", True),),
     ),
     Variant(
         "phi-3-mini-128k-like",

@@ -150,8 +150,10 @@ VARIANTS: tuple[Variant, ...] = (
             ("use_dynamic_ntk", True),
         ),
         rejected=(
+            ("hidden_size", 96),
             ("kv_channels", 16),
             ("no_bias", False),
+            ("num_attention_heads", 4),
             ("rotary_pct", 0.5),
             ("scale_attn_weights", False),
             ("tie_word_embeddings", True),

@@ -66,6 +66,8 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     ("intermediate_size", 88),
     ("num_hidden_layers", 3),
     ("vocab_size", 400),
+    ("max_position_embeddings", 128),
+    ("sliding_window", 5),
     ("num_key_value_heads", 1),
     ("hidden_act", "gelu"),
     ("rms_norm_eps", 0.3),

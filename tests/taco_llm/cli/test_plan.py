@@ -23,7 +23,7 @@ def test_a_plan_is_listed_before_and_after_lowering(
     assert main(["plan", str(checkpoint)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("LlamaForCausalLM: 3 layers, ")
-    assert "KV cache: 192 numbers per token" in lines
+    assert "KV cache: 192 numbers per token, 384 bytes in bf16" in lines
     assert "layers 0 to 2, each" in lines
     (activation,) = (line for line in lines if line.startswith("  Activation"))
     assert "up[0:224] -> inner[0:112]" in activation

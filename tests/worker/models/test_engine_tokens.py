@@ -20,7 +20,7 @@ from taco_worker.worker import Worker
 
 SUPPORTED = [v for v in VARIANTS.values() if v.architecture in supported_architectures()]
 ONE_OF_EACH = list({v.architecture: v for v in reversed(SUPPORTED)}.values())
-# Two blocks that all prompts share; then one, one and two blocks of their own. When each has one
+# Two blocks that all prompts share; then one, one and two separate blocks. When each has one
 # block more, the device is full, and the last is preempted: the others evict both of its blocks.
 PREFIX, *SUFFIXES = token_sequences((32, 13, 11, 30), seed=3)
 PROMPTS = [[*PREFIX, *suffix] for suffix in SUFFIXES]

@@ -1,19 +1,24 @@
-"""gpt-oss: sinks and windows on shared prefixes, invariance of its experts, checkpoints refused."""
+"""gpt-oss: sinks and windows on shared prefixes, the published sizes, MXFP4 checkpoints."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from support.architectures.variant import token_sequences
 from support.architectures.variants import VARIANTS
-from support.mixed_batches import assert_bits_are_a_sequences_own, three_sequences
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
+from taco_worker.models.plan.dequantization import Mxfp4
 from taco_worker.models.plan.ops.attend import Attend
 from taco_worker.models.plan.ops.experts import Experts
 
@@ -37,18 +42,6 @@ def test_sequences_share_a_prefix(path: Path, serves: str) -> None:
     expected = VARIANT.reference(path)([second, other])
     torch.testing.assert_close(actual["b"], expected[0][32:], atol=1e-4, rtol=0)
     torch.testing.assert_close(actual["c"], expected[1], atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "quantization"), [("float32", None), ("bfloat16", None), ("bfloat16", "int8")]
-)
-def test_bits_do_not_depend_on_neighbours_and_chunks(
-    path: Path, dtype: str, quantization: str | None
-) -> None:
-    sequences = three_sequences()
-    actual = assert_bits_are_a_sequences_own(path, dtype, quantization, sequences)["c"]
-    error = (actual - VARIANT.reference(path)([sequences["c"]])[0]).norm() / actual.norm()
-    assert error < 0.1
 
 
 def test_the_published_sizes_and_options(tmp_path: Path) -> None:
@@ -97,8 +90,77 @@ def test_the_published_sizes_and_options(tmp_path: Path) -> None:
     assert {(op.alpha, op.limit) for op in plan.ops if isinstance(op, Experts)} == {(1.702, 7.0)}
 
 
-def test_quantized_checkpoints_are_refused_in_one_line(tmp_path: Path) -> None:
-    quantization = {"quant_method": "mxfp4"}
-    path = VARIANT.make(tmp_path / "model", quantization_config=quantization)
-    with pytest.raises(ValueError, match=r"\Athe checkpoint is quantized \(mxfp4\)[^\n]+\Z"):
+def _as_mxfp4(path: Path, source: Path, *, seed: int = 0) -> Path:
+    """The checkpoint `source` with random MXFP4 experts, also written back to it in bfloat16."""
+    tensors = load_file(source / "model.safetensors")
+    quantized, generator = dict(tensors), torch.Generator().manual_seed(seed)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, inputs, outputs = tensors[name].shape
+        blocks = torch.randint(
+            256, (num_experts, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8
+        )
+        scales = torch.randint(120, 125, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
+        tensors[name] = convert_moe_packed_tensors(blocks, scales).contiguous()
+        del quantized[name]
+        quantized |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    shutil.copytree(source, path)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    save_file(quantized, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A quantized checkpoint, and its numbers in bfloat16."""
+    folder = tmp_path_factory.mktemp("mxfp4")
+    sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 64}
+    dense = VARIANT.make(folder / "dense", dtype=torch.bfloat16, **sizes)
+    return _as_mxfp4(folder / "quantized", dense), dense
+
+
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+def test_mxfp4_experts_have_the_bits_of_the_dequantized_ones(
+    mxfp4: tuple[Path, Path], serves: str
+) -> None:
+    (ids,) = token_sequences((40,))
+    quantized, dense = (
+        PagedRunner(load_step_model(path, serves, dtype="float32")).step({"a": ids})["a"]
+        for path in mxfp4
+    )
+    assert torch.equal(quantized, dense)
+    (expected,) = VARIANT.reference(mxfp4[1])([ids])
+    torch.testing.assert_close(quantized, expected, atol=1e-4, rtol=0)
+
+
+def test_missing_scales_are_named(mxfp4: tuple[Path, Path], tmp_path: Path) -> None:
+    path = shutil.copytree(mxfp4[0], tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    del tensors[name]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"missing tensors: {re.escape(name)}\Z"):
+        load_step_model(path, "kernels")
+
+
+@pytest.mark.parametrize("num_columns", [32, 64, 70])
+def test_mxfp4_numbers_are_those_of_transformers(num_columns: int) -> None:
+    """All codes with all scales but 0, whose factor bfloat16 has not as a normal number."""
+    num_blocks = -(-num_columns // 32)
+    scales = torch.arange(1, 255, dtype=torch.uint8)[:, None].expand(-1, num_blocks)
+    codes = torch.arange(254 * num_blocks * 16).remainder(256).to(torch.uint8)
+    codes = codes.view(254, num_blocks, 16)
+    format_ = Mxfp4(num_columns)
+    assert format_.stored_shapes((254, num_columns)) == (codes.shape, scales.shape)
+    actual = format_.dequantize(codes, scales)
+    expected = convert_moe_packed_tensors(codes[None], scales[None], dtype=torch.float32)[0].T
+    assert torch.equal(actual, expected[:, :num_columns])
+
+
+@pytest.mark.parametrize("method", ["awq", "fp8"])
+def test_other_quantized_checkpoints_are_refused_in_one_line(tmp_path: Path, method: str) -> None:
+    path = VARIANT.make(tmp_path / "model", quantization_config={"quant_method": method})
+    with pytest.raises(ValueError, match=rf"\Athe checkpoint is quantized \({method}\)[^\n]+\Z"):
         load_hf_config(path)

@@ -20,6 +20,7 @@ from support.mixed_batches import (
 )
 from support.models import load_step_model
 from support.paged import PagedRunner
+from taco_llm.cli.main import main
 from taco_worker.models.config import load_hf_config
 
 LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
@@ -102,11 +103,19 @@ def test_a_layer_stores_one_latent_vector_and_one_key_per_token(path: Path) -> N
     assert plan.kv_elements_per_token == (24 + 8) * plan.num_layers
 
 
-def test_the_published_sizes_store_576_numbers_per_token_and_layer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+def test_the_published_sizes_store_576_numbers_per_token_and_layer(
+    serves: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Section 2.1.2 of DeepSeek-V2: d_c = 512 and d_h^R = 64, here in bf16."""
     sizes: dict[str, Any] = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, **DENSE}
     path = VARIANTS["deepseek-v3-like"].make(tmp_path / "model", **sizes)
-    plan = load_hf_config(path).plan
-    assert plan.kv_elements_per_token == 576 * plan.num_layers
+    model = load_step_model(path, serves, dtype="bfloat16")
+    token_bytes = (512 + 64) * 2 * model.plan.num_layers
+    assert model.kv_block_bytes(16) == 16 * token_bytes
+    assert main(["plan", str(path)]) == 0
+    line = f"KV cache: {token_bytes // 2:,} numbers per token, {token_bytes:,} bytes in bf16"
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_more_experts_than_the_best_groups_hold_are_rejected(tmp_path: Path) -> None:

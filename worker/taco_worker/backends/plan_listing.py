@@ -47,7 +47,11 @@ def _totals(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
     flops = sum(op.flops_per_token for op in chain(plan.ops, plan.logits))
     yield f"{plan.architecture}: {plan.num_layers} layers, {plan.num_elements:,} parameters"
     yield f"weights: {weight_bytes:,} bytes, matrices in {matrix_type}"
-    yield f"KV cache: {plan.kv_elements_per_token:,} numbers per token"
+    # The cache has the type of the model: int8 matrices are of a model in bf16.
+    kv_type: MatrixType = "f32" if matrix_type == "f32" else "bf16"
+    kv_bytes = plan.kv_elements_per_token * _ITEM_BYTES[kv_type]
+    numbers = f"{plan.kv_elements_per_token:,} numbers per token"
+    yield f"KV cache: {numbers}, {kv_bytes:,} bytes in {kv_type}"
     yield f"products: {flops:,} FLOPs per token, logits included"
     yield f"longest sequence: {plan.max_position_embeddings:,} tokens"
 

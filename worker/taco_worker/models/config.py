@@ -77,6 +77,7 @@ def load_hf_config(
     generation_path = model_dir / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
     _check_sizes(file, hf_config)
+    _check_types(file, hf_config)
     try:
         config = _parse(model_dir, _override_rope(hf_config, rope_scaling, rope_theta), generation)
     except KeyError as error:
@@ -97,16 +98,21 @@ def _parse(
     model_dir: Path, hf_config: Mapping[str, Any], generation: Mapping[str, Any]
 ) -> ModelConfig:
     architecture, recipe = find_recipe(hf_config.get("architectures") or [])
+    fields = ConfigFields(hf_config)
+    fields.only("is_causal", True)  # transformers reads it for every architecture
+    plan = recipe(fields, architecture)
     if quantization := hf_config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
-        raise ValueError(f"the checkpoint is quantized ({method}), which is not supported")
+        if method not in plan.quantizations:
+            raise ValueError(f"the checkpoint is quantized ({method}), which is not supported")
     dtype = hf_config.get("dtype") or hf_config.get("torch_dtype")
+    end_ids = _eos_token_ids(generation, hf_config)
     return ModelConfig(
         directory=model_dir,
         architecture=architecture,
-        plan=recipe(ConfigFields(hf_config), architecture),
+        plan=plan,
         checkpoint_dtype=None if dtype is None else str(dtype),
-        eos_token_ids=_eos_token_ids(generation, hf_config),
+        eos_token_ids=tuple(one for one in end_ids if one < plan.vocab_size),
         sampling_defaults=MappingProxyType(
             {
                 key: float(generation[key])
@@ -132,6 +138,19 @@ def _check_sizes(path: Path, hf_config: Mapping[str, Any]) -> None:
             raise ValueError(f"{path}: {name} is {value}, and at most {limit} is supported")
 
 
+def _check_types(path: Path, hf_config: Mapping[str, Any]) -> None:
+    """Raises ValueError for fields whose values are of another type than their readers expect."""
+    for name in ("rope_parameters", "rope_scaling", "quantization_config"):
+        value = hf_config.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(f"{path}: {name} must be an object, not {value!r:.100}")
+    names = hf_config.get("architectures")
+    if names is not None and not (
+        isinstance(names, list) and all(isinstance(one, str) for one in names)
+    ):
+        raise ValueError(f"{path}: architectures must be a list of names, not {names!r:.100}")
+
+
 def _override_rope(
     hf_config: dict[str, Any], rope_scaling: Mapping[str, Any] | None, rope_theta: float | None
 ) -> dict[str, Any]:
@@ -155,6 +174,10 @@ def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
     for config in configs:
         value = config.get("eos_token_id")
         for token_id in value if isinstance(value, list) else [value]:
-            if token_id is not None and int(token_id) >= 0:  # some configs use -1 for none
-                ids[int(token_id)] = None
+            if token_id is None:
+                continue
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise ValueError(f"eos_token_id must be one or more integers, not {value!r:.100}")
+            if token_id >= 0:  # some configs use -1 for none
+                ids[token_id] = None
     return tuple(ids)

@@ -87,6 +87,9 @@ class ConfigFields:
     def optional_number(self, *names: str) -> float | None:
         return None if self.get(*names) is None else self.number(*names)
 
+    def optional_positive(self, *names: str) -> float | None:
+        return None if self.get(*names) is None else self.positive(*names)
+
     def get(self, *names: str, default: Any = None) -> Any:
         """The first field that is there and not null, as it is."""
         return next((self.values[n] for n in names if self.values.get(n) is not None), default)

@@ -18,6 +18,8 @@ from taco_worker.models.external_recipes import (
 
 # Share of equal letters from which a name is taken for a mistyped one.
 _SIMILAR = 0.9
+# Characters of a name that messages show.
+_LONGEST_NAME = 100
 
 logger = logging.getLogger("taco.worker")
 
@@ -175,9 +177,13 @@ def find_recipe(architectures: Sequence[str]) -> tuple[str, Recipe]:
 
 
 def _unsupported(architectures: Sequence[str], supported: Mapping[str, object]) -> str:
-    named = ", ".join(architectures) or "(config.json names none)"
+    names = [name[:_LONGEST_NAME] for name in architectures]
+    named = ", ".join(names) or "(config.json names none)"
+    by_lower = {name.lower(): name for name in supported}
     similar = [
-        one for name in architectures for one in get_close_matches(name, supported, cutoff=_SIMILAR)
+        by_lower[one]
+        for name in names
+        for one in get_close_matches(name.lower(), by_lower, cutoff=_SIMILAR)
     ]
     shown = similar or sorted(supported)
     hint = "did you mean" if similar else "supported are"

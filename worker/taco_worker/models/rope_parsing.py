@@ -169,12 +169,21 @@ def _parse_scaling(
             raise ValueError(f"rope scaling {kind!r} needs a list {name!r}, not {values!r}")
         return tuple(_positive(name, value) for value in values)
 
+    def number_or_none(name: str) -> float:
+        """Configs write 0 and null for "none"."""
+        return number(name) if given.get(name) else 0.0
+
     def original_length() -> int:
         """Configs of Phi-3 give it outside of the rope settings."""
-        fields = (hf_config, given)
-        lengths = (fields_.get("original_max_position_embeddings") for fields_ in fields)
+        name = "original_max_position_embeddings"
+        lengths = (fields.get(name) for fields in (hf_config, given))
         length = next((length for length in lengths if length is not None), None)
-        return int(hf_config["max_position_embeddings"] if length is None else length)
+        if length is None:
+            length = hf_config["max_position_embeddings"]
+        is_number = isinstance(length, int | float) and not isinstance(length, bool)
+        if not is_number or not 2 <= length < math.inf:
+            raise ValueError(f"{name} must be a number of tokens, 2 or more, not {length!r}")
+        return int(length)
 
     match kind:
         case "default" | "mrope":
@@ -192,19 +201,18 @@ def _parse_scaling(
         case "yarn":
             length = original_length()
             factor = number("factor", hf_config["max_position_embeddings"] / length)
-            # Configs write 0 and null for "none".
-            mscale, mscale_all_dim = given.get("mscale") or 0.0, given.get("mscale_all_dim") or 0.0
+            mscale, mscale_all_dim = number_or_none("mscale"), number_or_none("mscale_all_dim")
             amplitude = yarn_amplitude(factor)
             if mscale and mscale_all_dim:
                 amplitude = yarn_amplitude(factor, mscale) / yarn_amplitude(factor, mscale_all_dim)
             return YarnScaling(
                 factor=factor,
-                beta_fast=float(given.get("beta_fast") or 32),
-                beta_slow=float(given.get("beta_slow") or 1),
+                beta_fast=number_or_none("beta_fast") or 32.0,
+                beta_slow=number_or_none("beta_slow") or 1.0,
                 attention_factor=number("attention_factor", amplitude),
                 truncate=bool(given.get("truncate", True)),
                 original_max_position_embeddings=length,
-                mscale_all_dim=float(mscale_all_dim),
+                mscale_all_dim=mscale_all_dim,
             )
         case "longrope":
             length = original_length()

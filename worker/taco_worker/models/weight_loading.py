@@ -13,6 +13,7 @@ from torch import Tensor
 from taco_common.progress import Progress
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.parameters import Fill
 from taco_worker.models.tensor_files import iterate_tensors
 from taco_worker.models.weight_files import LoadFormat, check_tensor_names, find_weight_files
 from taco_worker.models.weight_sources import WeightSources
@@ -74,6 +75,7 @@ def load_plans(parts: Sequence[tuple[WeightSink, ModelPlan]], files: Sequence[Pa
     found: set[str] = set()
     unexpected: list[str] = []
     misshapen: list[str] = []
+    quantized = _QuantizedRows()
     with Progress("loading weights", sum(file.stat().st_size for file in files)) as progress:
         for stored_name, tensor in itertools.chain.from_iterable(map(iterate_tensors, files)):
             name = canonical(stored_name)
@@ -86,7 +88,9 @@ def load_plans(parts: Sequence[tuple[WeightSink, ModelPlan]], files: Sequence[Pa
             found.add(name)
             for sink, fill in fills:
                 if tuple(tensor.shape) == fill.stored_shape:
-                    sink.put(fill.parameter, fill.start, fill.rows(tensor), fill.expert)
+                    rows = quantized.rows(name, fill, tensor)
+                    if rows is not None:
+                        sink.put(fill.parameter, fill.start, rows, fill.expert)
                 else:
                     shapes = f"(is {list(tensor.shape)}, should be {list(fill.stored_shape)})"
                     misshapen.append(f"{stored_name} {shapes}")
@@ -94,6 +98,27 @@ def load_plans(parts: Sequence[tuple[WeightSink, ModelPlan]], files: Sequence[Pa
             progress.advance(tensor.nbytes)
     missing = sorted({name for _, one in sources for name in one.missing(found)})
     check_tensor_names(files[0].parent, missing, unexpected, misshapen)
+
+
+class _QuantizedRows:
+    """Dequantizes rows as soon as all tensors that hold a part of them are read."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, int | None, int], dict[str, Tensor]] = {}
+
+    def rows(self, name: str, fill: Fill, tensor: Tensor) -> Tensor | None:
+        """The rows that the tensor `name` fills; None: another tensor is needed first."""
+        rows: Tensor = fill.rows(tensor)
+        if fill.dequantization is None:
+            return rows
+        key = (fill.parameter, fill.expert, fill.start)
+        parts = self._parts.setdefault(key, {})
+        parts[name] = rows
+        if len(parts) < len(fill.names):
+            return None
+        del self._parts[key]  # parts are views of files
+        dequantized: Tensor = fill.dequantization.dequantize(*(parts[one] for one in fill.names))
+        return dequantized
 
 
 def _fill_randomly(sink: WeightSink, plan: ModelPlan, seed: int) -> None:

@@ -50,11 +50,11 @@ def llama_spec(
         settings = parse_rotary(
             fields.values, default_theta=default_theta, default_partial=default_partial or 1.0
         )
-        partial = settings.partial_rotary_factor
-        if default_partial is None and partial != 1.0:
-            raise ValueError(f"partial_rotary_factor {partial} is not supported, only 1")
         length = scaled_max_position_embeddings(settings, length)
         rotary = Rotary(settings={"rope": settings})
+    partials = {settings.partial_rotary_factor for settings in rotary.settings.values()}
+    if default_partial is None and partials - {1.0}:
+        raise ValueError(f"partial_rotary_factor {min(partials)} is not supported, only 1")
     heads = read_heads(fields, default_head_dim=default_head_dim)
     spec = DecoderSpec(
         sizes=read_sizes(fields, length),

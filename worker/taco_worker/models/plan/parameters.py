@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from taco_worker.models.plan.dequantization import Dequantization
 from taco_worker.models.plan.views import PlusOne, Shape, View
 
 EXPERT = "{expert}"
@@ -20,12 +21,14 @@ class Source:
             number; without it the tensor holds all experts in its first axis.
         start, count: the rows of the parameter (of each expert) that it fills.
         views: applied to the stored tensor (of each expert) one after another.
+        dequantization: of the viewed tensors, which `name` and its suffixes name.
     """
 
     name: str
     start: int
     count: int
     views: tuple[View, ...] = ()
+    dequantization: Dequantization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Fill:
         stored_shape: the shape that the stored tensor must have.
         views: applied to the tensor, or to its part of `expert` if `is_stacked`.
         is_stacked: the tensor holds all experts.
+        dequantization: computes the rows from this and further tensors, or None.
+        names: of all these tensors, in the order that it takes them.
     """
 
     parameter: str
@@ -71,9 +76,11 @@ class Fill:
     stored_shape: Shape
     views: tuple[View, ...]
     is_stacked: bool
+    dequantization: Dequantization | None = None
+    names: tuple[str, ...] = ()
 
     def rows(self, tensor: Any) -> Any:
-        """The rows of the parameter that `tensor` fills."""
+        """The rows of the parameter that `tensor` fills, still quantized."""
         rows = tensor[self.expert] if self.is_stacked else tensor
         for view in self.views:
             rows = view.apply(rows)
@@ -85,18 +92,37 @@ def fills(parameter: Parameter) -> Iterator[list[tuple[str, Fill]]]:
     experts = [None] if parameter.num_experts is None else range(parameter.num_experts)
     for layout in parameter.layouts:
         yield [
-            (source.name.replace(EXPERT, str(expert)), _fill(parameter, source, expert))
+            named
             for source in layout
             for expert in experts
+            for named in _fills(parameter, source, expert)
         ]
 
 
-def _fill(parameter: Parameter, source: Source, expert: int | None) -> Fill:
+def _fills(parameter: Parameter, source: Source, expert: int | None) -> Iterator[tuple[str, Fill]]:
     row_shape = parameter.shape[1:] if expert is None else parameter.shape[2:]
-    shape: Shape = (source.count, *row_shape)
-    for view in reversed(source.views):
-        shape = view.stored_shape(shape)
+    name = source.name.replace(EXPERT, str(expert))
+    names: tuple[str, ...] = (name,)
+    shapes: tuple[Shape, ...] = ((source.count, *row_shape),)
+    if source.dequantization is not None:
+        names = tuple(name + suffix for suffix in source.dequantization.suffixes)
+        shapes = source.dequantization.stored_shapes(shapes[0])
     is_stacked = expert is not None and EXPERT not in source.name
-    if is_stacked:
-        shape = (parameter.shape[0], *shape)
-    return Fill(parameter.name, expert, source.start, shape, source.views, is_stacked)
+    for name, shape in zip(names, shapes, strict=True):
+        for view in reversed(source.views):
+            shape = view.stored_shape(shape)
+        if is_stacked:
+            shape = (parameter.shape[0], *shape)
+        yield (
+            name,
+            Fill(
+                parameter.name,
+                expert,
+                source.start,
+                shape,
+                source.views,
+                is_stacked,
+                source.dequantization,
+                names,
+            ),
+        )

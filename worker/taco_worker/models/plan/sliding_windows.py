@@ -46,10 +46,14 @@ def windows_by_depth(fields: ConfigFields, *, default_start: int = 28) -> list[i
     Args:
         default_start: max_window_layers of configs without it.
     """
+    has_types = fields.get("layer_types") is not None
+    kinds = layer_types(fields)
     if not fields.flag("use_sliding_window", default=False):
+        if SLIDING in kinds:
+            raise ValueError(f"layer_types has {SLIDING}, and use_sliding_window is false")
         return None
     window, num_layers = fields.size("sliding_window"), fields.size("num_hidden_layers")
-    if kinds := fields.per_layer("layer_types", num_layers):
+    if has_types:
         return [window if kind == SLIDING else None for kind in kinds]
     first = fields.number("max_window_layers", default=default_start)
     return [window if layer >= first else None for layer in range(num_layers)]

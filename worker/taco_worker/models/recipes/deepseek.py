@@ -47,13 +47,13 @@ def attention_spec(
     b: PlanBuilder, fields: ConfigFields, rotary: RotaryConfig, architecture: str
 ) -> LatentAttentionSpec:
     nope_dim, rope_dim = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
+    fields.only("num_key_value_heads", fields.size("num_attention_heads"))
     scale = (nope_dim + rope_dim) ** -0.5
     if isinstance(rotary.scaling, YarnScaling):
         scale *= rotary.scaling.score_factor
     rotary.check(rope_dim)
-    interleaved = architecture == "DeepseekV2ForCausalLM" or fields.flag(
-        "rope_interleave", default=True
-    )
+    is_v2 = architecture == "DeepseekV2ForCausalLM"
+    interleaved = is_v2 or fields.flag("rope_interleave", default=True)
     return LatentAttentionSpec(
         f"{_LAYER}.self_attn",
         fields.size("num_attention_heads"),

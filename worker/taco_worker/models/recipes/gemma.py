@@ -51,7 +51,7 @@ def with_caps(fields: ConfigFields, spec: DecoderSpec, *caps: float) -> DecoderS
     """
     names = "attn_logit_softcapping", "final_logit_softcapping"
     read = [
-        fields.optional_number(name) if name in fields.values else default
+        fields.optional_positive(name) if name in fields.values else default
         for name, default in zip(names, caps or (None, None), strict=True)
     ]
     scale = fields.positive("query_pre_attn_scalar", default=256) ** -0.5

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.decoder_block import ATTENTION, MLP, Rotary, decoder
+from taco_worker.models.plan.dequantization import Dequantization, Mxfp4
 from taco_worker.models.plan.llama_block import llama_spec
 from taco_worker.models.plan.mlp_block import MoeSpec
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.activation import ALPHA
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.plan.sliding_windows import windows_by_type
-from taco_worker.models.plan.views import EveryRow, Transpose
+from taco_worker.models.plan.views import EveryRow, Transpose, View
 from taco_worker.models.rope_parsing import parse_rotary
 
 # What configs without scaling mean.
@@ -27,7 +28,6 @@ _YARN = {
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
-    num_layers = fields.size("num_hidden_layers")
     rope = fields.get("rope_parameters", "rope_scaling", default=_YARN)
     settings = parse_rotary({**fields.values, "rope_parameters": rope}, default_theta=150_000.0)
     bias = fields.flag("attention_bias", default=True)
@@ -39,7 +39,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         default_head_dim=64,
         rotary=Rotary(settings={"rope": settings}),
         windows=windows_by_type(fields, period=2, default_window=128),
-        mixtures=[_mixture_of_experts(fields)] * num_layers,
+        mixtures=[_mixture_of_experts(fields)] * fields.size("num_hidden_layers"),
     )
     attention = replace(spec.attention, sinks=f"{ATTENTION}.sinks")
     return decoder(architecture, replace(spec, attention=attention))
@@ -47,14 +47,13 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
 
 def _mixture_of_experts(fields: ConfigFields) -> MoeSpec:
     size, hidden_size = fields.size("intermediate_size"), fields.size("hidden_size")
-    experts = f"{MLP}.experts"
+    gate_up, down = f"{MLP}.experts.gate_up_proj", f"{MLP}.experts.down_proj"
+    stored = Transpose()  # matrices are [in, out], except those of MXFP4
 
-    def gate_and_up(name: str) -> list[Source]:
-        """Stored as [in, out]; the columns of gate and up take turns."""
-        return [
-            Source(f"{experts}.{name}", part * size, size, (Transpose(), EveryRow(part, 2)))
-            for part in (0, 1)
-        ]
+    def in_turns(name: str, *views: View, codes: Dequantization | None = None) -> list[Source]:
+        """The rows of gate and up take turns."""
+        views_of = [(*views, EveryRow(part, 2)) for part in (0, 1)]
+        return [Source(name, i * size, size, one, codes) for i, one in enumerate(views_of)]
 
     return MoeSpec(
         fields.size("num_local_experts", default=128),
@@ -64,11 +63,14 @@ def _mixture_of_experts(fields: ConfigFields) -> MoeSpec:
         "softmax_topk",
         renormalize=False,
         router=(f"{MLP}.router",),
-        gate_up=[gate_and_up("gate_up_proj")],
-        down=[[Source(f"{experts}.down_proj", 0, hidden_size, (Transpose(),))]],
+        gate_up=[in_turns(gate_up, stored), in_turns(gate_up, codes=Mxfp4(hidden_size))],
+        down=[
+            [Source(down, 0, hidden_size, (stored,))],
+            [Source(down, 0, hidden_size, dequantization=Mxfp4(size))],
+        ],
         router_bias=True,
-        gate_up_bias=gate_and_up("gate_up_proj_bias"),
-        down_bias=[Source(f"{experts}.down_proj_bias", 0, hidden_size)],
+        gate_up_bias=in_turns(f"{gate_up}_bias"),
+        down_bias=[Source(f"{down}_bias", 0, hidden_size)],
         alpha=fields.positive("swiglu_alpha", default=ALPHA),
         limit=fields.positive("swiglu_limit", default=7.0),
     )

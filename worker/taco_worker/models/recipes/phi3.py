@@ -11,6 +11,7 @@ from taco_worker.models.plan.model_plan import ModelPlan
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.only("attention_bias", False)
     spec = llama_spec(
         fields,
         eps=1e-5,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from taco_worker.models.config_fields import ConfigFields
-from taco_worker.models.plan.decoder_block import Rotary, decoder
+from taco_worker.models.plan.decoder_block import decoder
 from taco_worker.models.plan.llama_block import llama_mlp, llama_spec
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.sliding_windows import windows_by_depth
-from taco_worker.models.rope_parsing import parse_rotary
 
 _DEFAULT_THETA = 2e6
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     bias = fields.flag("attention_bias", default=False)
-    rotary = parse_rotary(fields.values, default_theta=_DEFAULT_THETA)
     spec = llama_spec(
         fields,
         qkv_bias=bias,
@@ -22,10 +22,11 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         default_theta=_DEFAULT_THETA,
         tied=True,
         mlp=llama_mlp(fields, bias=fields.flag("mlp_bias", default=False)),
-        rotary=Rotary(settings={"rope": rotary}, tables=_tables(fields)),
         windows=windows_by_depth(fields),
     )
-    return decoder(architecture, spec)
+    assert spec.rotary is not None
+    rotary = replace(spec.rotary, tables=_tables(fields))
+    return decoder(architecture, replace(spec, rotary=rotary))
 
 
 def _tables(fields: ConfigFields) -> list[str | None]:
@@ -35,4 +36,6 @@ def _tables(fields: ConfigFields) -> list[str | None]:
     if given is None:
         interval = fields.size("no_rope_layer_interval", default=4)
         given = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    if not all(one in (0, 1) for one in given):
+        raise ValueError(f"no_rope_layers must be a list of 0 and 1, not {given!r:.100}")
     return ["rope" if has_rope else None for has_rope in given]
