@@ -175,6 +175,24 @@ def test_shapes_are_named_as_stored(tmp_path: Path) -> None:
     assert "ln_1.weight (is [1], should be [64])" in str(caught.value)
 
 
+def test_a_missing_expert_is_named_in_the_layout_of_the_others(tmp_path: Path) -> None:
+    """One 3-D tensor could fill the parameter, too, but the file has most experts one by one."""
+    path = VARIANTS["mixtral-8x7b-like"].make(tmp_path / "model")
+    missing = [f"model.layers.0.block_sparse_moe.experts.2.w{part}.weight" for part in (1, 3)]
+    _replace_tensors(path, {k: v for k, v in _tensors(path).items() if k not in missing})
+    with pytest.raises(ValueError, match=rf"missing tensors: {', '.join(missing)}\Z"):
+        _load(path)
+
+
+def test_integers_are_not_taken_for_weights(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model")
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors = _tensors(path)
+    _replace_tensors(path, {**tensors, name: tensors[name].to(torch.int8)})
+    with pytest.raises(ValueError, match=rf"not of a floating-point type: {name} \(int8\)\Z"):
+        _load(path)
+
+
 def test_long_lists_are_cut(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     _replace_tensors(path, {"x": torch.ones(1)})

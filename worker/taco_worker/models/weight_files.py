@@ -112,6 +112,7 @@ def check_tensor_names(
     missing: Sequence[str],
     unexpected: Sequence[str],
     misshapen: Sequence[str] = (),
+    integers: Sequence[str] = (),
 ) -> None:
     """Raises ValueError if any list is not empty; the message shows the first few names."""
     problems = [
@@ -120,6 +121,7 @@ def check_tensor_names(
             ("missing tensors", missing),
             ("unexpected tensors", unexpected),
             ("wrong shapes", misshapen),
+            ("not of a floating-point type", integers),
         )
         if names
     ]

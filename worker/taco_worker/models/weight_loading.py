@@ -75,6 +75,7 @@ def load_plans(parts: Sequence[tuple[WeightSink, ModelPlan]], files: Sequence[Pa
     found: set[str] = set()
     unexpected: list[str] = []
     misshapen: list[str] = []
+    integers: list[str] = []
     quantized = _QuantizedRows()
     with Progress("loading weights", sum(file.stat().st_size for file in files)) as progress:
         for stored_name, tensor in itertools.chain.from_iterable(map(iterate_tensors, files)):
@@ -86,6 +87,10 @@ def load_plans(parts: Sequence[tuple[WeightSink, ModelPlan]], files: Sequence[Pa
                 unexpected.append(stored_name)
                 continue
             found.add(name)
+            is_plain = all(fill.dequantization is None for _, fill in fills)
+            if is_plain and not tensor.is_floating_point():
+                integers.append(f"{stored_name} ({str(tensor.dtype).removeprefix('torch.')})")
+                continue
             for sink, fill in fills:
                 if tuple(tensor.shape) == fill.stored_shape:
                     rows = quantized.rows(name, fill, tensor)
@@ -97,7 +102,7 @@ def load_plans(parts: Sequence[tuple[WeightSink, ModelPlan]], files: Sequence[Pa
                     break
             progress.advance(tensor.nbytes)
     missing = sorted({name for _, one in sources for name in one.missing(found)})
-    check_tensor_names(files[0].parent, missing, unexpected, misshapen)
+    check_tensor_names(files[0].parent, missing, unexpected, misshapen, integers)
 
 
 class _QuantizedRows:

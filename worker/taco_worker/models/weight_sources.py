@@ -36,8 +36,8 @@ class WeightSources:
     def missing(self, found: Iterable[str]) -> list[str]:
         """The tensors that are not among the canonical names `found`, sorted.
 
-        Of several layouts the one counts that lacks the fewest tensors; of equal ones, that which
-        has most tensors of other parameters.
+        Of several layouts a whole one counts, or the one with the most tensors; of equal ones, that
+        which has most tensors of other parameters.
         """
         there = set(found)
         num_found = Counter[int]()
@@ -46,6 +46,9 @@ class WeightSources:
                 num_found.update({i: len(names & there) for i, names in enumerate(layouts)})
         missing: set[str] = set()
         for layouts in self._layouts:
-            lacking = [(len(names - there), -num_found[i]) for i, names in enumerate(layouts)]
-            missing |= layouts[lacking.index(min(lacking))] - there
+            ranks = [
+                (names <= there, len(names & there), num_found[i])
+                for i, names in enumerate(layouts)
+            ]
+            missing |= layouts[ranks.index(max(ranks))] - there
         return sorted(missing)
