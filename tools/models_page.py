@@ -33,14 +33,6 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"
 FACTS = Path(recipes.__file__).parent / "models.yaml"
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-# By the class that makes the checkpoints (tests/support/architectures/).
-_ORACLES = {
-    "Native": "transformers",
-    "Wrapped": "transformers",
-    "_Falcon": "transformers",
-    "Relaid": "transformers, weights re-laid",
-    "_Dense": "written for the test",
-}
 _ROUTERS = {
     "softmax": "softmax router",
     "softmax_topk": "softmax router",
@@ -114,7 +106,7 @@ def tests_table(facts: Sequence[Facts]) -> list[str]:
 
 
 def _tests_row(facts: Facts) -> str:
-    oracles = dict.fromkeys(_ORACLES[type(one.layout).__name__] for one in facts.variants)
+    oracles = dict.fromkeys(one.layout.oracle for one in facts.variants)
     tested = "tested" if facts.variants else "not tested"
     kernels = tested if all(map(_lowers, plans_of(facts))) else "no"
     figures = facts.measured.get("CPU")

@@ -12,26 +12,10 @@ from torch import Tensor
 from support.architectures import qwen2_vl
 from support.architectures.variant import Variant, token_sequences
 from support.architectures.variants import VARIANTS
+from taco_worker.models.registry import supported_architectures
 
 pytestmark = pytest.mark.slow
 SEQUENCES = token_sequences()
-# Issue 17's architectures, as config.json names them, with their aliases.
-ARCHITECTURES = """
-    BaiChuanForCausalLM BloomForCausalLM ChatGLMModel FalconForCausalLM GemmaForCausalLM
-    Gemma2ForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM
-    InternLMForCausalLM InternLM2ForCausalLM LlamaForCausalLM MistralForCausalLM MixtralForCausalLM
-    NemotronForCausalLM OPTForCausalLM PhiForCausalLM Phi3ForCausalLM Phi3SmallForCausalLM
-    PhiMoEForCausalLM QWenLMHeadModel Qwen2ForCausalLM Qwen2MoeForCausalLM StableLmForCausalLM
-    Starcoder2ForCausalLM XverseForCausalLM
-    BaichuanForCausalLM ChatGLMForConditionalGeneration PhimoeForCausalLM RWForCausalLM
-    StableLMEpochForCausalLM
-    Qwen3ForCausalLM Qwen3MoeForCausalLM Gemma3ForCausalLM DeepseekV2ForCausalLM
-    DeepseekV3ForCausalLM GptOssForCausalLM GlmForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM
-    GraniteForCausalLM GraniteMoeForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoeForCausalLM
-    CohereForCausalLM Cohere2ForCausalLM SmolLM3ForCausalLM Ministral3ForCausalLM
-    Gemma3ForConditionalGeneration Mistral3ForConditionalGeneration Qwen2VLForConditionalGeneration
-    Qwen2_5_VLForConditionalGeneration
-"""
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 
 
@@ -69,7 +53,7 @@ def test_the_oracle_answers_each_swept_field(variant: Variant, tmp_path: Path) -
 
 def test_every_architecture_has_a_variant() -> None:
     named = {variant.architecture for variant in VARIANTS.values()}
-    assert named == set(ARCHITECTURES.split())
+    assert named == set(supported_architectures())
 
 
 def test_a_seed_gives_the_same_checkpoint(tmp_path: Path) -> None:

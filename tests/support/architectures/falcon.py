@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
@@ -75,6 +75,7 @@ class _Falcon:
     off by 0.06 at the largest slope.
     """
 
+    oracle: ClassVar[str] = "transformers"
     native: Native
 
     def random_checkpoint(

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -44,6 +44,7 @@ class Native:
             them (`rope_parameters`, experts stacked in 3-D tensors), not as first published.
     """
 
+    oracle: ClassVar[str] = "transformers"
     model: str
     to_native: Callable[[Mapping[str, Any]], dict[str, Any]] = _unchanged
     missing_prefix: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ _LONG_ROPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class _Dense:
+    oracle: ClassVar[str] = "written for the test"
+
     def random_checkpoint(self, config: Config, seed: int) -> tuple[dict[str, Any], Tensors]:
         return dict(config), random_tensors(_shapes(config), seed)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class Relaid:
         run: config, model, ids [n] -> logits [n, vocab].
     """
 
+    oracle: ClassVar[str] = "transformers, weights re-laid"
     model: str
     shapes: Callable[[Config], Shapes]
     to_native: Callable[[Config, int | None], dict[str, Any]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -55,7 +55,13 @@ class Oracle:
 
 
 class Layout(Protocol):
-    """How an architecture's checkpoints are made and computed."""
+    """How an architecture's checkpoints are made and computed.
+
+    Attributes:
+        oracle: what computes the logits, for docs/models.md.
+    """
+
+    oracle: ClassVar[str]
 
     def random_checkpoint(
         self, config: Mapping[str, Any], seed: int

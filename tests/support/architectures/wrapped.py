@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,6 +22,7 @@ class Wrapped:
         vision: a tensor of the vision tower.
     """
 
+    oracle: ClassVar[str] = "transformers"
     text: Native
     prefixes: Mapping[str, str]
     vision: str = "vision_tower.post_layernorm.weight"
