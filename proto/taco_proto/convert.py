@@ -16,6 +16,7 @@ from taco_proto.convert_sampling import (
     sampling_from_pb,
     sampling_to_pb,
 )
+from taco_proto.grammars import GrammarTable
 from taco_proto.licenses import (
     MAX_REASON_CHARS,
     NEEDS_NO_LICENSE,
@@ -61,25 +62,49 @@ _SUBMIT = MessageCodec(
         "request_id": lambda message: one_line(message.request_id, MAX_REQUEST_ID_CHARS),
         "tenant": _decode_tenant,
         "deadline": lambda message: None,  # `submit_from_pb` computes it
+        "grammar": lambda message: None,  # `submit_from_pb` looks it up
     },
 )
 
 
-def submit_to_pb(request: GenerateRequest, now: float) -> pb.Submit:
-    """`now`: when the message is sent, in seconds of `time.monotonic`."""
-    deadline = request.deadline
-    return _SUBMIT.to_pb(request, timeout_seconds=None if deadline is None else deadline - now)
+def submit_to_pb(
+    request: GenerateRequest, now: float, grammars: GrammarTable | None = None
+) -> pb.Submit:
+    """The message of a request.
+
+    Args:
+        now: when the message is sent, in seconds of `time.monotonic`.
+        grammars: what the stream has carried; None: nothing.
+    """
+    deadline, grammar = request.deadline, request.grammar
+    columns: dict[str, Any] = {"timeout_seconds": None if deadline is None else deadline - now}
+    if grammar is not None:
+        columns["grammar_hash"] = grammar.hash
+        table = GrammarTable() if grammars is None else grammars
+        columns["grammar_text"] = table.text_to_send(grammar)
+    return _SUBMIT.to_pb(request, **columns)
 
 
-def submit_from_pb(message: pb.Submit, now: float) -> GenerateRequest:
-    """`now`: when the message arrived, in seconds of `time.monotonic`.
+def submit_from_pb(
+    message: pb.Submit, now: float, grammars: GrammarTable | None = None
+) -> GenerateRequest:
+    """The request of a message.
+
+    Args:
+        now: when the message arrived, in seconds of `time.monotonic`.
+        grammars: what the stream has carried; None: nothing.
 
     Raises:
         InvalidParameterError: a sampling parameter is out of range.
-        ValueError: columns of sampling parameters differ in length.
+        ValueError: columns of sampling parameters differ in length, or the grammar is unknown.
     """
     has_timeout = message.HasField("timeout_seconds")
-    return _SUBMIT.from_pb(message, deadline=now + message.timeout_seconds if has_timeout else None)
+    deadline = now + message.timeout_seconds if has_timeout else None
+    grammar = None
+    if message.grammar_hash:
+        table = GrammarTable() if grammars is None else grammars
+        grammar = table.receive(message.grammar_hash, message.grammar_text)
+    return _SUBMIT.from_pb(message, deadline=deadline, grammar=grammar)
 
 
 # --------------------------------------------------------- scheduler to gateway

@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from taco_proto.grammars import Grammar
 from taco_proto.sampling_params import SamplingParams
 
 
@@ -80,6 +81,7 @@ class GenerateRequest:
         pins: prefixes of the prompt to keep in the cache, at most `MAX_PINS`.
         prompt_cache_key: requests with the same key share a prefix, and are routed together; empty:
             unknown.
+        grammar: what the text must match; None: free text.
     """
 
     request_id: str
@@ -96,6 +98,7 @@ class GenerateRequest:
     cache_salt: str = ""
     pins: tuple[PrefixPin, ...] = ()
     prompt_cache_key: str = ""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

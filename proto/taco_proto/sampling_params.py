@@ -6,6 +6,7 @@ from dataclasses import MISSING, InitVar, dataclass, field, fields, replace
 from typing import Any
 
 from taco_proto.errors import InvalidParameterError
+from taco_proto.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 
 FLOAT32_TINY = 2.0**-126  # workers compute in float32, where less may become zero
 MAX_SEQUENCES = 128
@@ -67,6 +68,8 @@ class SamplingParams:
         bad_words: texts that are not generated, with or without a space in front. Each is a
             sequence of tokens: its last token is banned wherever the output ends with the others.
         bad_words_token_ids: the same as sequences of token ids.
+        structured_outputs: what the text must match, such as a JSON schema. None: free text.
+        guided_decoding: the older form of `structured_outputs`; both at once are an error.
 
     Raises:
         InvalidParameterError: a value is out of range; `param` names it.
@@ -103,6 +106,8 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
+    structured_outputs: StructuredOutputsParams | None = field(default=None, hash=False)
+    guided_decoding: InitVar[GuidedDecodingParams | None] = None
 
     def __post_init__(
         self,
@@ -110,11 +115,18 @@ class SamplingParams:
         length_penalty: float | None,
         early_stopping: bool | str | None,
         logits_processors: object,
+        guided_decoding: GuidedDecodingParams | None,
     ) -> None:
         _require_neutral("use_beam_search", use_beam_search, False)
         _require_neutral("length_penalty", length_penalty, 1)
         _require_neutral("early_stopping", early_stopping, False)
         _require_neutral("logits_processors", logits_processors or None, None)
+        if guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise InvalidParameterError(
+                    "structured_outputs and guided_decoding exclude each other", "guided_decoding"
+                )
+            object.__setattr__(self, "structured_outputs", guided_decoding.constraint())
         for name, default in _DEFAULTS:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)

@@ -24,6 +24,8 @@ class RowErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROW_ERROR_UNKNOWN: _ClassVar[RowErrorCode]
     INVALID_LOGITS: _ClassVar[RowErrorCode]
+    NO_ALLOWED_TOKEN: _ClassVar[RowErrorCode]
+    GRAMMAR_LIMIT: _ClassVar[RowErrorCode]
 RUNNING: FinishReason
 STOP: FinishReason
 LENGTH: FinishReason
@@ -33,6 +35,8 @@ LICENSE_ASKED: LicenseState
 UNLICENSED: LicenseState
 ROW_ERROR_UNKNOWN: RowErrorCode
 INVALID_LOGITS: RowErrorCode
+NO_ALLOWED_TOKEN: RowErrorCode
+GRAMMAR_LIMIT: RowErrorCode
 
 class GatewayMessage(_message.Message):
     __slots__ = ("hello", "submit", "cancel")
@@ -99,7 +103,7 @@ class Sampling(_message.Message):
     def __init__(self, n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "adapter", "cache_salt", "tenant", "pins", "prompt_cache_key", "quota_charged", "timeout_seconds", "finished_indexes")
+    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "adapter", "cache_salt", "tenant", "pins", "prompt_cache_key", "quota_charged", "timeout_seconds", "finished_indexes", "grammar_hash", "grammar_text")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +118,8 @@ class Submit(_message.Message):
     QUOTA_CHARGED_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_HASH_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_TEXT_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     token_ids: bytes
@@ -128,7 +134,9 @@ class Submit(_message.Message):
     quota_charged: bool
     timeout_seconds: float
     finished_indexes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., prompt_cache_key: _Optional[str] = ..., quota_charged: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., finished_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+    grammar_hash: bytes
+    grammar_text: str
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., prompt_cache_key: _Optional[str] = ..., quota_charged: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., finished_indexes: _Optional[_Iterable[int]] = ..., grammar_hash: _Optional[bytes] = ..., grammar_text: _Optional[str] = ...) -> None: ...
 
 class PrefixPin(_message.Message):
     __slots__ = ("num_tokens", "seconds")
@@ -256,20 +264,22 @@ class OutputBatch(_message.Message):
     def __init__(self, handles: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_handles: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error_handles: _Optional[_Iterable[int]] = ..., error_codes: _Optional[_Iterable[int]] = ..., error_messages: _Optional[_Iterable[str]] = ..., error_retry_after: _Optional[_Iterable[int]] = ..., error_reasons: _Optional[_Iterable[str]] = ..., started_handles: _Optional[_Iterable[int]] = ..., queue_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "output", "heartbeat", "store_report", "leaving", "announced")
+    __slots__ = ("hello", "output", "heartbeat", "store_report", "leaving", "announced", "grammar_ready")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     STORE_REPORT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_READY_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     output: StepOutput
     heartbeat: Heartbeat
     store_report: StoreReport
     leaving: Leaving
     announced: StepAnnounced
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., announced: _Optional[_Union[StepAnnounced, _Mapping]] = ...) -> None: ...
+    grammar_ready: GrammarReady
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., announced: _Optional[_Union[StepAnnounced, _Mapping]] = ..., grammar_ready: _Optional[_Union[GrammarReady, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license", "max_num_batched_tokens", "needs_history")
@@ -345,14 +355,34 @@ class Leaving(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("plan", "store", "go_ahead")
+    __slots__ = ("plan", "store", "go_ahead", "grammars")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     GO_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     plan: StepPlan
     store: StoreCommand
     go_ahead: GoAhead
-    def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ..., store: _Optional[_Union[StoreCommand, _Mapping]] = ..., go_ahead: _Optional[_Union[GoAhead, _Mapping]] = ...) -> None: ...
+    grammars: GrammarCommand
+    def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ..., store: _Optional[_Union[StoreCommand, _Mapping]] = ..., go_ahead: _Optional[_Union[GoAhead, _Mapping]] = ..., grammars: _Optional[_Union[GrammarCommand, _Mapping]] = ...) -> None: ...
+
+class GrammarCommand(_message.Message):
+    __slots__ = ("compiled_hashes", "compiled_texts", "released")
+    COMPILED_HASHES_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    compiled_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    compiled_texts: _containers.RepeatedScalarFieldContainer[str]
+    released: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, compiled_hashes: _Optional[_Iterable[bytes]] = ..., compiled_texts: _Optional[_Iterable[str]] = ..., released: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class GrammarReady(_message.Message):
+    __slots__ = ("hash", "error")
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    hash: bytes
+    error: str
+    def __init__(self, hash: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
 
 class GoAhead(_message.Message):
     __slots__ = ()
@@ -409,7 +439,7 @@ class SamplingColumns(_message.Message):
     def __init__(self, presence_penalty: _Optional[_Iterable[float]] = ..., frequency_penalty: _Optional[_Iterable[float]] = ..., repetition_penalty: _Optional[_Iterable[float]] = ..., temperature: _Optional[_Iterable[float]] = ..., top_p: _Optional[_Iterable[float]] = ..., top_k: _Optional[_Iterable[int]] = ..., min_p: _Optional[_Iterable[float]] = ..., seed: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[_Iterable[bool]] = ..., min_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[int]] = ..., no_repeat_ngram_size: _Optional[_Iterable[int]] = ..., num_stop_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logit_bias: _Optional[_Iterable[int]] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., num_allowed_token_ids: _Optional[_Iterable[int]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_words: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinedSequences(_message.Message):
-    __slots__ = ("slots", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "token_ids", "num_omitted_tokens", "num_blocks", "block_ids", "sampling", "cache_salts")
+    __slots__ = ("slots", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "token_ids", "num_omitted_tokens", "num_blocks", "block_ids", "sampling", "cache_salts", "grammar_hashes")
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +450,7 @@ class JoinedSequences(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALTS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_HASHES_FIELD_NUMBER: _ClassVar[int]
     slots: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -430,7 +461,8 @@ class JoinedSequences(_message.Message):
     block_ids: bytes
     sampling: SamplingColumns
     cache_salts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, slots: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., num_omitted_tokens: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., cache_salts: _Optional[_Iterable[str]] = ...) -> None: ...
+    grammar_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., num_omitted_tokens: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., cache_salts: _Optional[_Iterable[str]] = ..., grammar_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PlannedDrafts(_message.Message):
     __slots__ = ("slots", "num_tokens", "num_drafts", "token_ids")

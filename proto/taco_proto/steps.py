@@ -61,7 +61,9 @@ class JoinedSequences:
     omitted, since the model does not read them again, and only if neither the sampling parameters
     nor the worker read a sequence's history.
     `sampling` has a separate seed for every sequence. A lookahead cache uses tokens only for
-    sequences with the same entry of `cache_salts`; empty: no sequence has a salt.
+    sequences with the same entry of `cache_salts`; empty: no sequence has a salt. An entry of
+    `grammar_hashes` names the grammar of a sequence, which the worker has reported as ready before
+    a step samples the sequence; an empty entry: free text; no entries: all texts are free.
     """
 
     slots: IntArray
@@ -73,6 +75,7 @@ class JoinedSequences:
     block_ids: IntArray  # flat, sum(num_blocks)
     sampling: tuple[SamplingParams, ...]
     cache_salts: tuple[str, ...] = ()
+    grammar_hashes: tuple[bytes, ...] = ()
     num_omitted_tokens: IntArray = field(default_factory=lambda: EMPTY)
 
     @property
@@ -146,6 +149,8 @@ class RowErrorCode(IntEnum):
 
     UNKNOWN = 0  # a code of a later version
     INVALID_LOGITS = 1  # no token can be chosen: a logit is NaN or infinite, or all are -inf
+    NO_ALLOWED_TOKEN = 2  # no token continues the text as its grammar demands
+    GRAMMAR_LIMIT = 3  # the parser of the grammar exceeded a limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ ALLOWED = {
     "Build.library": "a public result",
     "LinkCounts.num_batches": "tests count how often Redis is asked",
     "Logprob.decoded_token": "a public result",
+    "SamplingParams.guided_decoding": "becomes `structured_outputs`",
     "SamplingParams.early_stopping": "checked by name with vLLM's other arguments",
     "SamplingParams.length_penalty": "checked by name with vLLM's other arguments",
     "SamplingParams.logits_processors": "checked by name with vLLM's other arguments",

@@ -37,7 +37,7 @@ def make_request(
 ) -> GenerateRequest:
     """Fields of `GenerateRequest` and of `SamplingParams` alike."""
     names = {"pins", "prompt_cache_key", "quota_charged", "emitted_token_ids", "finished_indexes"}
-    names |= {"priority", "deadline", "cache_salt", "adapter", "request_id", "tenant"}
+    names |= {"priority", "deadline", "cache_salt", "adapter", "request_id", "tenant", "grammar"}
     own = {name: value for name, value in fields.items() if name in names}
     sampling: dict[str, object] = {"seed": 1, "max_tokens": 8}
     sampling |= {name: value for name, value in fields.items() if name not in names}
