@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from taco_proto.grammars import GrammarCommand, GrammarReady
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import IntArray, StepOutput, StepPlan, WorkerInfo
 
@@ -43,6 +44,10 @@ class FakeExecutor:
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         deliver(self.execute(plan))
+
+    def set_grammars(self, command: GrammarCommand, report: Callable[[GrammarReady], None]) -> None:
+        for grammar in command.compiled:
+            report(GrammarReady(grammar.hash))
 
     def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
         """Reports the command as complete without writing: this executor has no disk tier."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from support.fake_tiers import FakeTiers
+from taco_proto.grammars import GrammarCommand, GrammarReady
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
@@ -123,6 +124,10 @@ class FakeWorker:
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         deliver(self.execute(plan))
+
+    def set_grammars(self, command: GrammarCommand, report: Callable[[GrammarReady], None]) -> None:
+        for grammar in command.compiled:
+            report(GrammarReady(grammar.hash))
 
     def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
         self.tiers.store(command, report)

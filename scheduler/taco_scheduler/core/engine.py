@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable
 
 from taco_proto.config import SchedulerConfig
+from taco_proto.grammars import GrammarReady
 from taco_proto.licenses import WorkerLicense
 from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.steps import StepPlan, WorkerInfo
@@ -20,6 +21,8 @@ from taco_scheduler.core.request_registry import RequestRegistry
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.sequence import Request
+
+INVALID_GRAMMAR = "invalid_grammar"
 
 
 class Engine:
@@ -204,6 +207,16 @@ class Engine:
             here = [request for request in self._requests if request.replica is replica]
             replica.detach({request for request in here if not request.has_begun})
         self._assign(request for request in self._requests if request.replica is None)
+
+    def note_grammar(self, replica: Replica, ready: GrammarReady) -> None:
+        """Record that a worker has compiled a grammar; if it could not, fail its requests there."""
+        if not ready.error:
+            replica.grammars.note_ready(ready)
+            return
+        for request in list(self._requests):
+            is_meant = request.grammar is not None and request.grammar.hash == ready.hash
+            if is_meant and request.replica is replica:
+                self._requests.fail(request, 400, ready.error, reason=INVALID_GRAMMAR)
 
     def stalled(self, now: float) -> list[Replica]:
         """The workers whose oldest step has taken far longer than any before."""

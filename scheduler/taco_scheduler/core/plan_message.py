@@ -108,7 +108,7 @@ def _of_sampled(rows: StepRows, num_sampled: int) -> IntArray:
 def _joined(batch: Batch, sequences: list[Sequence], needs_history: bool) -> JoinedSequences:
     slots = np.array([s.slot for s in sequences], dtype=np.int32)
     num_computed = batch.num_computed[slots]
-    reads_history = [needs_history or s.request.sampling.reads_history for s in sequences]
+    reads_history = [needs_history or s.request.reads_history for s in sequences]
     omitted = np.where(reads_history, 0, num_computed).astype(np.int32)
     token_ids = [token_array(s.pack())[n:] for s, n in zip(sequences, omitted, strict=True)]
     tables = [s.table.blocks for s in sequences if s.table is not None]
@@ -123,7 +123,15 @@ def _joined(batch: Batch, sequences: list[Sequence], needs_history: bool) -> Joi
         block_ids=np.concatenate([np.array(blocks, np.int32) for blocks in tables]),
         sampling=tuple(s.sampling_for_worker() for s in sequences),
         cache_salts=_salts(sequences),
+        grammar_hashes=_grammar_hashes(sequences),
     )
+
+
+def _grammar_hashes(sequences: list[Sequence]) -> tuple[bytes, ...]:
+    grammars = [s.request.grammar for s in sequences]
+    if not any(grammars):
+        return ()
+    return tuple(b"" if grammar is None else grammar.hash for grammar in grammars)
 
 
 def _salts(sequences: list[Sequence]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import FinishReason
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission.validation import length_limit
+from taco_scheduler.core.grammar_gate import GrammarGate
 from taco_scheduler.core.pending_prefixes import PendingPrefixes
 from taco_scheduler.core.request_registry import RequestRegistry
 from taco_scheduler.core.step_loop import StepLoop
@@ -29,6 +30,7 @@ class Replica:
         steps: plans the worker's steps and commits their outputs.
         waiting: the sequences that wait for a slot here.
         speculation: the drafts of its sequences.
+        grammars: the grammars of its sequences.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Replica:
         self.worker = WorkerState(info, config)
         self.waiting = WaitingQueue(requests.fair_share)
         self.speculation = Speculation(self.worker, config, counters, requests.__len__)
+        self.grammars = GrammarGate()
         self.steps = StepLoop(
             name,
             self.worker,
@@ -60,6 +63,7 @@ class Replica:
             counters,
             epochs,
             step_ids,
+            sampling_gates=(self.grammars.must_wait,),
             detects_stalls=detects_stalls,
         )
         self._pending_prefixes = PendingPrefixes(self.worker.blocks.block_bytes, info.block_size)
@@ -170,6 +174,7 @@ class Replica:
         request.replica = self
         request.accepted = True
         for sequence in request.unfinished:
+            self.grammars.add(sequence)
             if sequence.status is Status.WAITING:
                 num_missing = self.num_missing_tokens(sequence) if is_choice else None
                 self.waiting.push(sequence, num_missing)
@@ -206,6 +211,7 @@ class Replica:
     def _forget(self, sequence: Sequence) -> None:
         self.speculation.client.forget(sequence)
         self.steps.forget(sequence)
+        self.grammars.remove(sequence)
         self._pending_prefixes.remove(sequence)
 
     def on_worker_lost(self) -> LostRequests:

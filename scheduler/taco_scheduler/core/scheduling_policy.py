@@ -23,6 +23,9 @@ from taco_scheduler.speculation.draft_length_limits import DraftLengthLimits
 from taco_scheduler.state.batch import Batch, BoolArray
 from taco_scheduler.state.sequence import Request, Sequence
 
+# Whether a sequence waits.
+Gate = Callable[[Sequence], bool]
+
 # Priority, counter of the tenant, arrival, index.
 Rank = tuple[int, float, int, int]
 
@@ -48,6 +51,9 @@ class Policy:
         preemption: preempts sequences when slots or blocks run short.
         waits_for_disk: whether a waiting sequence waits until its prefix is read from disk.
         delays_prompts: whether all waiting sequences wait, given the first of them.
+        sampling_gates: while one of them holds a sequence, its prompt runs up to its last token, so
+            that no step samples the sequence. They hold no sequence that has been sampled since
+            it joined.
         admit: gives a waiting sequence a slot, with the block table made for it.
     """
 
@@ -62,8 +68,9 @@ class Policy:
         drafts: DraftLengthLimits,
         preemption: Preemption,
         *,
-        waits_for_disk: Callable[[Sequence], bool],
-        delays_prompts: Callable[[Sequence], bool],
+        waits_for_disk: Gate,
+        delays_prompts: Gate,
+        sampling_gates: tuple[Gate, ...] = (),
         admit: Callable[[Sequence, BlockTable], None],
     ) -> None:
         self._batch = batch
@@ -78,6 +85,7 @@ class Policy:
         self._preemption = preemption
         self._waits_for_disk = waits_for_disk
         self._delays_prompts = delays_prompts
+        self._sampling_gates = sampling_gates
         self._admit = admit
         self._growth = BlockGrowth(batch, blocks, preemption)
         self._sharing = StepPrefixSharing(blocks.block_bytes, blocks.block_size)
@@ -128,6 +136,10 @@ class Policy:
         """Whether a sequence waits for something other than a slot and blocks."""
         return self._waits_for_disk(sequence) or self._delays_prompts(sequence)
 
+    def _is_held(self, sequence: Sequence) -> bool:
+        """Whether no step may sample the sequence yet."""
+        return any(gate(sequence) for gate in self._sampling_gates)
+
     def _remaining_tokens(self, awaits_drafts: BoolArray | None) -> IntArray:
         """Tokens that each slot could run now.
 
@@ -152,7 +164,8 @@ class Policy:
         batch = self._batch
         for sequence in prefills:
             num_left = int(batch.num_tokens[sequence.slot] - batch.num_computed[sequence.slot])
-            if budget > 0 and not _must_pass(sequence, num_left, rows, budget):
+            num_left -= self._is_held(sequence)
+            if num_left > 0 and budget > 0 and not _must_pass(sequence, num_left, rows, budget):
                 budget -= self._add_chunk(rows, sequence, num_left, budget)
         return budget
 
@@ -220,6 +233,10 @@ class Policy:
                 num_kept_slots += 1
                 continue
             num_left = len(sequence.tokens) - prefix.num_blocks * self._blocks.block_size
+            num_left -= (is_held := self._is_held(sequence))
+            if not num_left:
+                passed_over.append(sequence)
+                continue
             if _must_pass(sequence, num_left, rows, budget):
                 passed_over.append(sequence)
                 num_long += 1
@@ -235,7 +252,7 @@ class Policy:
             suspect_runs |= is_suspect
             rows.joined.append(sequence)
             num_joined_tokens += len(sequence.tokens)
-            num_left = len(sequence.tokens) - table.num_cached_tokens
+            num_left = len(sequence.tokens) - table.num_cached_tokens - is_held
             budget -= self._add_chunk(rows, sequence, num_left, budget)
         for sequence in passed_over:
             self._waiting.put_back(sequence)

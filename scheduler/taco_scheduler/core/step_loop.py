@@ -13,7 +13,7 @@ from taco_scheduler.core.plan_message import make_plan
 from taco_scheduler.core.preemption import Preemption
 from taco_scheduler.core.prompt_progress import PromptProgress
 from taco_scheduler.core.request_registry import RequestRegistry
-from taco_scheduler.core.scheduling_policy import Policy
+from taco_scheduler.core.scheduling_policy import Gate, Policy
 from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.core.stop import StopChecker
 from taco_scheduler.faults.row_errors import end_failed_sequences
@@ -54,10 +54,12 @@ class StepLoop:
         epochs: Iterator[int],
         step_ids: Iterator[int],
         *,
+        sampling_gates: tuple[Gate, ...] = (),
         detects_stalls: bool,
     ) -> None:
         """
         Args:
+            sampling_gates: see `Policy`.
             name: of the worker, for the log.
             epochs, step_ids: rising numbers that all workers share. A worker that comes back gets
                 new ones, so that outputs of its earlier attachment are recognized.
@@ -93,6 +95,7 @@ class StepLoop:
             preemption,
             waits_for_disk=self._disk_prefetch.must_wait,
             delays_prompts=self._prompt_delay.must_wait,
+            sampling_gates=sampling_gates,
             admit=self._admit,
         )
         self._committer = OutputCommitter(worker, self.stops, preemption, requests, counters)

@@ -50,5 +50,5 @@ class StopChecker:
         return FinishReason.RUNNING
 
     def _stops(self, request: Request, token: int) -> bool:
-        is_eos = bool(self._is_eos[token]) and not request.sampling.ignore_eos
+        is_eos = bool(self._is_eos[token]) and not request.ignores_eos
         return is_eos or token in request.stop_token_ids

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from taco_proto.steps import RowError
+from taco_proto.steps import RowError, RowErrorCode
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.in_flight import InFlightStep
 from taco_scheduler.state.sequence import Request
@@ -12,6 +12,9 @@ from taco_scheduler.state.worker_state import WorkerState
 # Longer messages of a worker are cut before the client sees them.
 MAX_MESSAGE_CHARS = 500
 _INTERNAL_ERROR = 500
+# The request asks for a text that cannot be generated: the worker and the model are in order.
+_REQUEST_ERRORS = frozenset({RowErrorCode.NO_ALLOWED_TOKEN, RowErrorCode.GRAMMAR_LIMIT})
+_BAD_REQUEST = 400
 
 logger = logging.getLogger("taco.scheduler")
 
@@ -48,6 +51,9 @@ def end_failed_sequences(
             error.code.name.lower(),
             message,
         )
+        if error.code in _REQUEST_ERRORS:  # its blocks are valid
+            fail(request, _BAD_REQUEST, message, reason=error.code.name.lower())
+            continue
         if sequence.table is not None:
             worker.blocks.discard_on_release(sequence.table)
         else:  # preempted: its blocks have been released to the cache

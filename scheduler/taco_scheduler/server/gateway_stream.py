@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import model_info_to_pb, submit_from_pb
 from taco_proto.errors import InvalidParameterError
+from taco_proto.grammars import GrammarTable
 from taco_proto.log_text import MAX_NAME_CHARS, one_line
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_scheduler.server.client_session import ClientSession, SessionClosedError
@@ -48,10 +49,11 @@ async def serve_gateway(
 async def _read_requests(
     session: ClientSession, requests: AsyncIterator[pb.GatewayMessage]
 ) -> None:
+    grammars = GrammarTable()
     async for message in requests:
         match message.WhichOneof("body"):
             case "submit":
-                _submit(session, message.submit)
+                _submit(session, message.submit, grammars)
             case "cancel":
                 _cancel(session, message.cancel)
             case other:
@@ -60,13 +62,13 @@ async def _read_requests(
                 )
 
 
-def _submit(session: ClientSession, message: pb.Submit) -> None:
+def _submit(session: ClientSession, message: pb.Submit, grammars: GrammarTable) -> None:
     try:
-        request = submit_from_pb(message, time.monotonic())
+        request = submit_from_pb(message, time.monotonic(), grammars)
     except InvalidParameterError as error:
         session.reject(message.handle, 400, str(error))
-    except ValueError:
-        session.reject(message.handle, 400, "sampling columns differ in length")
+    except ValueError as error:
+        session.reject(message.handle, 400, f"the request cannot be read: {error}")
     else:
         _submit_or_fail(session, request)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from taco_common.metrics import exposition_in_thread
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
+from taco_proto.grammars import GrammarReady
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.licenses import WorkerLicense
 from taco_proto.requests import GenerateRequest, ModelInfo
@@ -153,7 +154,11 @@ class SchedulerService:
             OtherModelError: the attached workers serve another model.
         """
         link = LocalWorkerLink(
-            executor, self.on_step_output, self.on_store_report, self.on_worker_lost
+            executor,
+            self.on_step_output,
+            self.on_store_report,
+            self.on_grammar_ready,
+            self.on_worker_lost,
         )
         try:
             self.attach(link)
@@ -248,6 +253,13 @@ class SchedulerService:
         replica = self._replicas.get(link)
         if replica is not None:
             replica.steps.take_store_report(report)
+            self._turns.request()
+
+    def on_grammar_ready(self, link: WorkerLink, ready: GrammarReady) -> None:
+        """Notes that a worker has compiled a grammar, or could not."""
+        replica = self._replicas.get(link)
+        if replica is not None:
+            self.engine.note_grammar(replica, ready)
             self._turns.request()
 
     # ---------------------------------------------------------- draft workers
@@ -346,6 +358,8 @@ class SchedulerService:
     def _send_plans(self) -> None:
         self.engine.expire(time.monotonic())
         for link, replica in self._replicas.items():
+            if (command := replica.grammars.take_command()) is not None:
+                link.set_grammars(command)
             if not replica.can_act:
                 continue
             self._send_store_commands(link, replica)  # blocks being written are not evicted

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import step_plan_to_pb
+from taco_proto.convert_grammars import grammar_command_to_pb
 from taco_proto.convert_kv_tiers import store_command_to_pb
+from taco_proto.grammars import GrammarCommand, GrammarReady
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 
@@ -41,6 +43,11 @@ class StepExecutor(Protocol):
         lists the blocks on disk.
         """
 
+    def set_grammars(self, command: GrammarCommand, report: Callable[[GrammarReady], None]) -> None:
+        """Compiles and releases grammars. `report` may be called in any thread, once for each
+        grammar to compile.
+        """
+
     def tune(self) -> bool:
         """Runs one piece of work that makes later steps faster; False if there was none."""
 
@@ -63,8 +70,15 @@ class WorkerLink(Protocol):
     def store(self, command: StoreCommand) -> None:
         """Sends a command for the disk tier; returns at once."""
 
+    def set_grammars(self, command: GrammarCommand) -> None:
+        """Sends which grammars to compile and to release, in the order of the plans; returns at
+        once."""
+
     def close(self, error: Exception | None = None) -> None:
         """Ends the link. `error` tells the worker which rule it broke."""
+
+
+_Command = StepPlan | StoreCommand | GrammarCommand
 
 
 class LocalWorkerLink:
@@ -73,6 +87,7 @@ class LocalWorkerLink:
     Args:
         deliver: called on the running event loop with this link and each output.
         report: called there with this link and each report of the disk tier.
+        grammar_ready: called there with this link and each grammar that was compiled.
         lost: called there with this link and the reason when the device has failed.
     """
 
@@ -83,6 +98,7 @@ class LocalWorkerLink:
         executor: StepExecutor,
         deliver: Callable[["LocalWorkerLink", StepOutput], None],
         report: Callable[["LocalWorkerLink", StoreReport], None],
+        grammar_ready: Callable[["LocalWorkerLink", GrammarReady], None],
         lost: Callable[["LocalWorkerLink", str], None],
     ) -> None:
         """Raises RuntimeError without a running event loop."""
@@ -90,9 +106,10 @@ class LocalWorkerLink:
         self._executor = executor
         self._deliver = deliver
         self._report = report
+        self._grammar_ready = grammar_ready
         self._lost = lost
         self._loop = asyncio.get_running_loop()
-        self._plans: queue.SimpleQueue[StepPlan | StoreCommand | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._ended = asyncio.Event()
         self._tunes = True
         self._thread = threading.Thread(target=self._run, name=self.info.name, daemon=True)
@@ -102,6 +119,9 @@ class LocalWorkerLink:
         self._plans.put(plan)
 
     def store(self, command: StoreCommand) -> None:
+        self._plans.put(command)
+
+    def set_grammars(self, command: GrammarCommand) -> None:
         self._plans.put(command)
 
     def close(self, error: Exception | None = None) -> None:
@@ -118,6 +138,9 @@ class LocalWorkerLink:
             if isinstance(plan, StoreCommand):
                 self._executor.store(plan, self._on_report)
                 continue
+            if isinstance(plan, GrammarCommand):
+                self._executor.set_grammars(plan, self._on_grammar_ready)
+                continue
             try:
                 self._executor.submit(plan, self._on_output)
             except Exception as error:  # a bug of the executor must not block every request
@@ -127,7 +150,7 @@ class LocalWorkerLink:
                 )
         self._call(self._ended.set)
 
-    def _next_plan(self) -> StepPlan | StoreCommand | None:
+    def _next_plan(self) -> _Command | None:
         while True:
             try:
                 return self._plans.get_nowait()
@@ -153,6 +176,9 @@ class LocalWorkerLink:
     def _on_report(self, report: StoreReport) -> None:
         self._call(self._report, self, report)
 
+    def _on_grammar_ready(self, ready: GrammarReady) -> None:
+        self._call(self._grammar_ready, self, ready)
+
     def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nothing waits for the output
             self._loop.call_soon_threadsafe(callback, *arguments)
@@ -177,6 +203,9 @@ class RemoteWorkerLink:
 
     def store(self, command: StoreCommand) -> None:
         self._commands.put_nowait(pb.WorkerCommand(store=store_command_to_pb(command)))
+
+    def set_grammars(self, command: GrammarCommand) -> None:
+        self._commands.put_nowait(pb.WorkerCommand(grammars=grammar_command_to_pb(command)))
 
     def send_go_ahead(self) -> None:
         """Lets the worker begin the step that it announced."""

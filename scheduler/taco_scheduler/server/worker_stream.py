@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import step_output_from_pb, worker_info_from_pb, worker_license_from_pb
+from taco_proto.convert_grammars import grammar_ready_from_pb
 from taco_proto.convert_kv_tiers import store_report_from_pb
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.steps import StepOutput
@@ -72,6 +73,8 @@ def _take(service: SchedulerService, link: RemoteWorkerLink, message: pb.WorkerM
             service.on_license_change(link, worker_license_from_pb(message.heartbeat))
         case "store_report":
             service.on_store_report(link, _store_report(message.store_report))
+        case "grammar_ready":
+            service.on_grammar_ready(link, grammar_ready_from_pb(message.grammar_ready))
         case "announced":
             service.on_step_announced(link, message.announced.epoch, message.announced.step_id)
             link.send_go_ahead()

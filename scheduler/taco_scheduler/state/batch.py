@@ -138,7 +138,7 @@ class Batch:
         self.drafts_in_flight[slot] = 0
         self.limit[slot] = limit
         self.capacity[slot] = len(table.blocks) * block_size
-        self.ignore_eos[slot] = request.sampling.ignore_eos
+        self.ignore_eos[slot] = request.ignores_eos
         self.has_stop_tokens[slot] = bool(request.stop_token_ids)
         self.no_token_yet[slot] = sequence.first_token_time is None
         self.client[slot] = request.output_buffer.client

@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from taco_proto.grammars import Grammar
 from taco_proto.requests import GenerateRequest, PrefixPin, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.admission.fair_share import Share
@@ -72,6 +73,7 @@ class Request:
         accepted: a replica that can run it was found once.
         replica: where all its sequences wait and run; None: it is unassigned.
         num_worker_crashes: workers that crashed during a step for it.
+        grammar: what the text must match; None: free text.
     """
 
     output_buffer: OutputBuffer
@@ -90,6 +92,7 @@ class Request:
     share: Share
     pins: tuple[PrefixPin, ...] = ()
     prompt_cache_key: str = ""
+    grammar: Grammar | None = None
     num_prompt_logprobs: int = 1
     admitted: bool = False
     accepted: bool = False
@@ -114,6 +117,17 @@ class Request:
     def is_on_worker(self) -> bool:
         """A step may be running for it."""
         return any(s.status in (Status.RUNNING, Status.PREEMPTED) for s in self.sequences)
+
+    @property
+    def ignores_eos(self) -> bool:
+        """Whether an end-of-sequence token does not end it. Where a grammar allows such a token,
+        the text is complete."""
+        return self.sampling.ignore_eos and self.grammar is None
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether choosing its next token reads tokens in cached blocks too."""
+        return self.sampling.reads_history or self.grammar is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -233,6 +247,7 @@ def new_request(
         share=share,
         pins=message.pins,
         prompt_cache_key=message.prompt_cache_key,
+        grammar=message.grammar,
     )
     emitted = message.emitted_token_ids or (b"",) * sampling.num_sequences
     finished = frozenset(message.finished_indexes)

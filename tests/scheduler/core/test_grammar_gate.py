@@ -1,0 +1,115 @@
+"""Sequences with a grammar: the prompt runs while the worker compiles, sampling waits."""
+
+import pytest
+
+from support.engine_driver import Driver
+from taco_proto.grammars import Grammar, GrammarReady
+
+GRAMMAR = Grammar.of("start: /a+/")
+OTHER = Grammar.of("start: /b+/")
+
+
+def ready(d: Driver, grammar: Grammar, error: str = "") -> None:
+    d.engine.note_grammar(d.peers[0].replica, GrammarReady(grammar.hash, error))
+
+
+def run(d: Driver) -> int:
+    """Run until nothing is left to do now; returns the number of planned tokens."""
+    before = len(d.plans)
+    d.run()
+    return sum(int(plan.num_tokens.sum()) for plan in d.plans[before:])
+
+
+@pytest.mark.parametrize("budget", [4, 64], ids=["in chunks", "at once"])
+def test_a_prompt_runs_up_to_its_last_token_until_the_grammar_is_ready(budget: int) -> None:
+    d = Driver(max_num_batched_tokens=budget)
+    gate = d.attach().replica.grammars
+    d.submit(0, list(range(1, 11)), grammar=GRAMMAR, max_tokens=3)
+    d.submit(1, [7] * 5, max_tokens=3)
+    command = gate.take_command()
+    assert command is not None
+    assert command.compiled == (GRAMMAR,)
+    run(d)
+    assert len(d.got.tokens[1, 0]) == 3, "others are not held"
+    assert (0, 0) not in d.got.tokens
+    assert run(d) == 0
+    assert {plan.joined.grammar_hashes for plan in d.plans if plan.joined} >= {
+        (GRAMMAR.hash, b"") if budget == 64 else (GRAMMAR.hash,)
+    }
+    ready(d, GRAMMAR)
+    run(d)
+    assert len(d.got.tokens[0, 0]) == 3
+    final = gate.take_command()
+    assert final is not None
+    assert final.released == (GRAMMAR.hash,)
+
+
+def test_a_prompt_of_one_token_waits_in_the_queue() -> None:
+    d = Driver()
+    gate = d.attach().replica.grammars
+    d.submit(0, [5], grammar=GRAMMAR, max_tokens=2)
+    gate.take_command()
+    assert run(d) == 0
+    ready(d, GRAMMAR)
+    run(d)
+    assert len(d.got.tokens[0, 0]) == 2
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_requests_only() -> None:
+    d = Driver()
+    d.attach().replica.grammars.take_command()
+    d.submit(0, [5, 6], grammar=GRAMMAR)
+    d.submit(1, [5, 6], grammar=OTHER, max_tokens=2)
+    d.peers[0].replica.grammars.take_command()
+    ready(d, GRAMMAR, "too complex")
+    ready(d, OTHER)
+    run(d)
+    assert d.got.errors == {0: (400, "too complex")}
+    assert d.got.reasons_of_errors == {0: "invalid_grammar"}
+    assert len(d.got.tokens[1, 0]) == 2
+    assert d.engine.num_free_blocks == d.engine.num_blocks
+
+
+def test_a_lost_worker_does_not_keep_a_grammar_from_the_next_one() -> None:
+    d = Driver()
+    d.attach().replica.grammars.take_command()
+    d.submit(0, [5, 6, 7], grammar=GRAMMAR, max_tokens=4)
+    d.peers[0].replica.grammars.take_command()
+    ready(d, GRAMMAR)
+    d.plan()
+    d.lose_worker()
+    command = d.attach().replica.grammars.take_command()
+    assert command is not None
+    assert command.compiled == (GRAMMAR,)
+    run(d)
+    assert (0, 0) not in d.got.tokens
+    ready(d, GRAMMAR)
+    run(d)
+    assert len(d.got.tokens[0, 0]) == 4
+
+
+def test_an_end_token_ends_a_constrained_text_despite_ignore_eos() -> None:
+    d = Driver()
+    peer = d.attach()
+    d.submit(0, [5, 6], grammar=GRAMMAR, ignore_eos=True)
+    peer.replica.grammars.take_command()
+    ready(d, GRAMMAR)
+    d.plan()
+    slot = peer.replica.worker.batch.running()
+    assert not any(peer.replica.worker.batch.ignore_eos[s.slot] for s in slot)
+
+
+def test_a_grammar_released_and_used_again_is_compiled_again() -> None:
+    d = Driver()
+    gate = d.attach().replica.grammars
+    for handle in range(2):
+        d.submit(handle, [5, 6], grammar=GRAMMAR, max_tokens=1)
+        command = gate.take_command()
+        assert command is not None
+        assert command.compiled == (GRAMMAR,)
+        assert command.released == ((GRAMMAR.hash,) if handle else ())
+        run(d)
+        assert (handle, 0) not in d.got.tokens
+        ready(d, GRAMMAR)
+        run(d)
+        assert len(d.got.tokens[handle, 0]) == 1
