@@ -16,7 +16,9 @@ from taco_proto.convert import (
     worker_info_to_pb,
     worker_license_to_pb,
 )
+from taco_proto.convert_grammars import grammar_command_from_pb, grammar_ready_to_pb
 from taco_proto.convert_kv_tiers import store_command_from_pb, store_report_to_pb
+from taco_proto.grammars import GrammarCommand, GrammarReady
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.licenses import NEEDS_NO_LICENSE, WorkerLicense
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
@@ -45,6 +47,10 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None: ...
 
     def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None: ...
+
+    def set_grammars(
+        self, command: GrammarCommand, report: Callable[[GrammarReady], None]
+    ) -> None: ...
 
     def drain(self) -> None: ...
 
@@ -100,6 +106,9 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
             case "store":
                 command = store_command_from_pb(message.store)
                 return partial(self._worker.store, command, self._send_report)
+            case "grammars":
+                grammars = grammar_command_from_pb(message.grammars)
+                return partial(self._worker.set_grammars, grammars, self._send_grammar_ready)
             case "go_ahead":
                 self._go_ahead.set()
         return None
@@ -121,6 +130,10 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
 
     def _send_report(self, report: StoreReport) -> None:
         self._send(pb.WorkerMessage(store_report=store_report_to_pb(report)))
+
+    def _send_grammar_ready(self, ready: GrammarReady) -> None:
+        """Runs in the compiler's thread."""
+        self._send(pb.WorkerMessage(grammar_ready=grammar_ready_to_pb(ready)))
 
     def _send_output(self, output: StepOutput) -> None:
         """Runs in the model's thread or in the output thread."""

@@ -13,6 +13,7 @@ from taco_kernels.native.cores import available_cores
 from taco_kernels.native.memory import huge_page_bytes
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.grammars import GrammarCommand, GrammarReady
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.backends.cpu.kernel_startup import start_cpu_kernels
@@ -24,6 +25,9 @@ from taco_worker.devices.selection import find_device
 from taco_worker.devices.transfers import Transfers
 from taco_worker.execution.launched_step import LaunchedStep
 from taco_worker.execution.model_runner import ModelRunner
+from taco_worker.grammars.compiler import GrammarCompiler
+from taco_worker.grammars.slot_matchers import SlotMatchers
+from taco_worker.grammars.vocabulary import load_vocabulary
 from taco_worker.kv_tiers.tier_factory import (
     fit_host_tier,
     make_disk_block_store,
@@ -108,6 +112,17 @@ class Worker:
             gives_logprobs=config.speculation is None or not config.speculation.disable_logprobs,
         )
         self._speculator = make_speculator(config.speculation, drafter, self._model, self._batch)
+        vocab_size, eos_token_ids = self._model.plan.vocab_size, model_config.eos_token_ids
+        self._grammars = GrammarCompiler(
+            lambda: load_vocabulary(model_config.directory, vocab_size, eos_token_ids)
+        )
+        self._matchers = SlotMatchers(
+            self._batch,
+            self._grammars,
+            transfers,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+        )
         self._runner = ModelRunner(
             self._model,
             self._batch,
@@ -115,6 +130,7 @@ class Worker:
             host_store,
             self._speculator,
             make_typical(config.speculation),
+            self._matchers,
         )
         self.info = replace(
             _describe(config, model_config, max_model_len, num_blocks),
@@ -213,15 +229,24 @@ class Worker:
         keys = [block.key for _, block in command.writes] + [key for key, _ in command.reads]
         report(StoreReport(is_complete=True, failed=tuple(keys)))
 
+    def set_grammars(self, command: GrammarCommand, report: Callable[[GrammarReady], None]) -> None:
+        """Release and compile grammars; `report` is called in another thread for each to compile.
+
+        A plan may name a grammar after the command that compiles it, and before it is ready.
+        """
+        self._grammars.apply(command, report)
+
     def reset(self) -> None:
         """Forget all sequences, the epoch and the disk tier's commands: a new stream begins."""
         self.drain()  # running steps may still copy to host blocks
         if self._disk_store is not None:
             self._disk_store.reset()
+        self._grammars.reset()
         self._begin_epoch(0)
 
     def _begin_epoch(self, epoch: int) -> None:
         self._batch.clear()
+        self._matchers.clear()
         if self._speculator is not None:
             self._speculator.clear()
         self._epoch = epoch

@@ -15,6 +15,7 @@ from support.every_draft import verify_every_draft
 from support.local_engine import generate, serve
 from support.models import kernels_for
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
+from taco_proto.grammars import Grammar
 from taco_proto.requests import GenerateRequest
 from taco_worker.speculation import speculator_factory
 from taco_worker.worker import Worker
@@ -26,7 +27,11 @@ RECIPES = (
     "OPTForCausalLM",
     "GPT2LMHeadModel",
 )
-PROMPTS = [[5 + i, 9, 17 + 3 * i, *range(30, 30 + 7 * i)] for i in range(8)]
+PROMPTS = [[5 + i, 9, 17 + 3 * i, *range(30, 30 + 7 * (i % 8))] for i in range(11)]
+SCHEMA = (
+    '{"grammars": [{"json_schema": {"type": "object", "properties": {"a": {"type": "integer"},'
+    ' "b": {"enum": ["x", "yz"]}}, "required": ["a", "b"], "additionalProperties": false}}]}'
+)
 # Each uses another sampling option.
 PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -41,6 +46,15 @@ PARAMETERS: list[dict[str, Any]] = [
         "seed": 8,
         "allowed_token_ids": range(60, 64),
         "bad_words_token_ids": [(60, 61), (62, 63, 62), (61, 61)],
+    },
+    {"temperature": 0.0, "grammar": Grammar.of('start: /[a-d ]{9,12}/ end\nend: "." | "!"')},
+    {"temperature": 0.9, "seed": 9, "grammar": Grammar.of(SCHEMA), "logprobs": 2},
+    {
+        "temperature": 0.8,
+        "n": 2,
+        "grammar": Grammar.of("start: /[^x]*/"),
+        "min_tokens": 5,
+        "repetition_penalty": 1.2,
     },
 ]
 

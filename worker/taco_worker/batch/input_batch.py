@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -159,7 +159,8 @@ class InputBatch:
             num_blocks = joined.num_blocks[row]
             block_ids = joined.block_ids[block_end[row] - num_blocks : block_end[row]]
             self.block_tables[slot, :num_blocks] = block_ids
-            self.sampling.set_row(slot, joined.sampling[row])
+            has_grammar = bool(joined.grammar_hashes and joined.grammar_hashes[row])
+            self.sampling.set_row(slot, joined.sampling[row], has_grammar=has_grammar)
         lacks_history = joined.first_tokens > 0
         if (self.sampling.features[joined.slots[lacks_history]] & READS_TOKENS).any():
             raise PlanError("a joined sequence lacks tokens that its sampling parameters read")
@@ -212,13 +213,15 @@ class InputBatch:
             raise PlanError(f"drafts make a sequence grow beyond {self.max_model_len} tokens")
 
     def _check_joined(self, joined: JoinedSequences) -> None:
-        columns = (
+        columns: tuple[Sized, ...] = (
             joined.num_prompt_tokens,
             joined.num_tokens,
             joined.num_computed_tokens,
             joined.num_blocks,
             joined.sampling,
         )
+        if joined.grammar_hashes:
+            columns = (*columns, joined.grammar_hashes)
         first_tokens = joined.first_tokens
         if any(len(column) != joined.slots.size for column in (*columns, first_tokens)):
             raise PlanError("the columns of the joined sequences differ in length")

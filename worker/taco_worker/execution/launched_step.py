@@ -74,6 +74,7 @@ class StepPart:
         logprobs: of all sampled tokens; None if no sequence asked for them.
         verified: None if the step verified no drafts.
         kept: None if no drafter asked for hidden states.
+        errors: of sequences whose grammar allows no token.
     """
 
     slots: IntArray
@@ -82,6 +83,7 @@ class StepPart:
     prompt: PromptLogprobs | None
     verified: Verified | None = None
     kept: KeptTokens | None = None
+    errors: tuple[RowError, ...] = ()
 
     def tables(self) -> list[LogprobTable]:
         own = [] if self.logprobs is None else [self.logprobs]
@@ -116,6 +118,9 @@ class LaunchedStep:
         verified = self._parts[0].verified if self._parts else None
         slots, tokens = _joined([part.slots for part in self._parts]), _joined(token_ids)
         errors = _row_errors(slots, tokens, verified, [p for each in columns for p in each.failed])
+        if own_errors := tuple(error for part in self._parts for error in part.errors):
+            own_slots = {error.slot for error in own_errors}
+            errors = own_errors + tuple(e for e in errors if e.slot not in own_slots)
         if errors:
             tokens = np.maximum(tokens, 0)
         prompts = [part.prompt for part in self._parts if part.prompt]

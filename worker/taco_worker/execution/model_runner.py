@@ -21,11 +21,13 @@ from taco_worker.execution.launched_step import (
     Verified,
 )
 from taco_worker.execution.out_of_memory import split_on_out_of_memory
+from taco_worker.grammars.slot_matchers import SlotMatchers
 from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.sampler import SampledRows, Sampler
 from taco_worker.sampling.slot_params import NO_LOGPROBS, Array, Feature
+from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.sampling.typical_acceptance import TypicalAcceptance, draft_candidates
 from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.speculation.speculator import Speculator
@@ -52,18 +54,21 @@ class ModelRunner:
         host_store: HostBlockStore,
         speculator: Speculator | None = None,
         typical: TypicalAcceptance | None = None,
+        matchers: SlotMatchers | None = None,
     ) -> None:
         """
         Args:
             host_store: has no blocks if there is no host tier.
             speculator: None disables speculative decoding.
             typical: None accepts a draft only if the target samples the same token.
+            matchers: follow the sequences with a grammar; None: no sequence has one.
         """
         self._model = model
         self._batch = batch
         self._transfers = transfers
         self._host_store = host_store
         self._speculator = speculator
+        self._matchers = matchers
         self._sampler = Sampler(
             batch.sampling, batch.tokens.data, model.sampling, transfers, typical
         )
@@ -78,6 +83,8 @@ class ModelRunner:
         if plan.copies is not None:
             self._host_store.check(plan.copies)
         rows = self._batch.apply(plan)
+        if self._matchers is not None:
+            self._matchers.apply(plan)
         pending_copies = LayerCopies([])
         if plan.copies is not None:
             pending_copies = self._host_store.copy(plan.copies)
@@ -138,6 +145,7 @@ class ModelRunner:
         if hidden_layers == ():
             outputs = np.arange(ends[-1], dtype=np.int32)
         inputs = make_input(self._batch, rows, ends, outputs, self._transfers)
+        pending_masks = None if self._matchers is None else self._matchers.begin(rows)
         hidden = whole = self._model.forward(inputs)
         prompt = None
         if prompt_rows is not None:
@@ -146,8 +154,17 @@ class ModelRunner:
             )
         if outputs.size != chosen.size:
             hidden = self._pick(hidden, outputs, chosen)
-        token_ids, logprobs = self._sample(rows, inputs.positions[chosen] + 1, hidden)
-        part = StepPart(rows.slots[rows.is_sampled], token_ids, logprobs, prompt)
+        masks = None if pending_masks is None else pending_masks.result()
+        token_ids, logprobs = self._sample(
+            rows, inputs.positions[chosen] + 1, hidden, None if masks is None else masks.masks
+        )
+        part = StepPart(
+            rows.slots[rows.is_sampled],
+            token_ids,
+            logprobs,
+            prompt,
+            errors=() if masks is None else masks.errors,
+        )
         if rows.trees is not None:
             part = self._verify(rows, inputs, chosen, part)
         if hidden_layers is not None:
@@ -206,7 +223,7 @@ class ModelRunner:
         return ComputedTokens(kept.slots, kept.num_tokens, kept.positions, following, kept.hidden)
 
     def _sample(
-        self, rows: StepRows, num_tokens: IntArray, hidden: Tensor
+        self, rows: StepRows, num_tokens: IntArray, hidden: Tensor, masks: TokenMasks | None
     ) -> tuple[Tensor, LogprobTable | None]:
         """`num_tokens`: the number of tokens before each sampled token."""
         batch = self._batch
@@ -227,6 +244,7 @@ class ModelRunner:
                 num_tokens=num_tokens,
             ),
             candidates,
+            masks,
         )
         return sampled.token_ids, sampled.logprobs
 

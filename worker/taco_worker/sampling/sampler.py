@@ -11,11 +11,18 @@ from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.ops import Penalties, SamplingMetadata, SamplingOps
 from taco_worker.sampling.random import uniforms
 from taco_worker.sampling.slot_params import READS_TOKENS, Array, Feature, SlotSamplingParams
+from taco_worker.sampling.token_masks import TokenMasks, mask_logits
 from taco_worker.sampling.torch_penalties import add_logit_bias, allow_tokens, ban_tokens
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
-_CHANGES_LOGITS = READS_TOKENS | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.ALLOWED_TOKENS
+_CHANGES_LOGITS = (
+    READS_TOKENS
+    | Feature.LOGIT_BIAS
+    | Feature.MIN_TOKENS
+    | Feature.ALLOWED_TOKENS
+    | Feature.GRAMMAR
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +51,9 @@ class Sampler:
     """Samples tokens for a whole batch at once.
 
     Order: logit bias, repetition, frequency and presence penalties, no_repeat_ngram_size,
-    min_tokens, bad words, allowed tokens. Then the most likely token if the temperature is 0, else
-    temperature, min_p, top_k, top_p and a draw. Log probabilities are those of the raw logits.
+    min_tokens, bad words, allowed tokens, the masks of grammars. Then the most likely token if the
+    temperature is 0, else temperature, min_p, top_k, top_p and a draw. Log probabilities are those
+    of the raw logits.
 
     The sampler has no state: penalties read the sequence's tokens, and randomness is a function of
     the seed and the token's position.
@@ -71,13 +79,18 @@ class Sampler:
         self._typical = typical
 
     def sample(
-        self, logits: Tensor, rows: SampledRows, candidates: Candidates | None = None
+        self,
+        logits: Tensor,
+        rows: SampledRows,
+        candidates: Candidates | None = None,
+        masks: TokenMasks | None = None,
     ) -> SampledTokens:
         """Sample one token per row.
 
         Args:
             logits: float32 [num_rows, vocab_size]; they are overwritten.
             candidates: drafts that typical acceptance may prefer to a sample.
+            masks: of the rows with a grammar; None: no row has one.
         """
         features = self._columns.features[rows.slots]
         wanted = int(np.bitwise_or.reduce(features, initial=0))
@@ -88,7 +101,7 @@ class Sampler:
             if changes_logits and raw_logits is logits:
                 raw_logits = logits.clone()
         if changes_logits:
-            self._change_logits(logits, rows, features)
+            self._change_logits(logits, rows, features, masks)
         metadata = self._metadata(rows, features)
         token_ids = self._ops.sample(logits, metadata)
         if self._typical is not None and candidates is not None:
@@ -102,7 +115,9 @@ class Sampler:
             logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top)
         return SampledTokens(token_ids, logprobs)
 
-    def _change_logits(self, logits: Tensor, rows: SampledRows, features: Array) -> None:
+    def _change_logits(
+        self, logits: Tensor, rows: SampledRows, features: Array, masks: TokenMasks | None
+    ) -> None:
         columns = self._columns
         if (chosen := np.flatnonzero(features & Feature.LOGIT_BIAS)).size:
             row_ids, ids = self._flatten(chosen, rows, columns.bias_token_ids)
@@ -112,6 +127,8 @@ class Sampler:
             self._ops.penalize(logits, self._token_ids, self._penalties(rows, chosen))
         num_generated = rows.num_tokens - rows.num_prompt_tokens
         is_short = num_generated < columns.min_tokens[rows.slots]
+        if masks is not None:  # a complete text ends
+            is_short[masks.rows[masks.is_complete]] = False
         if (chosen := np.flatnonzero(((features & Feature.MIN_TOKENS) != 0) & is_short)).size:
             pairs = self._flatten(chosen, rows, columns.suppressed_token_ids)
             ban_tokens(logits, *self._transfers.upload(*pairs))
@@ -122,6 +139,8 @@ class Sampler:
             row_ids, ids = self._flatten(chosen, rows, columns.allowed_token_ids)
             places = np.searchsorted(chosen, row_ids)
             allow_tokens(logits, *self._transfers.upload(chosen, places, row_ids, ids))
+        if masks is not None:
+            mask_logits(logits, *self._transfers.upload(masks.rows, masks.bits))
 
     def _ban_bad_words(
         self, logits: Tensor, rows: SampledRows, chosen: Array, num_generated: Array

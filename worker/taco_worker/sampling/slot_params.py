@@ -31,6 +31,7 @@ class Feature(enum.IntFlag):
     PROMPT_LOGPROBS = enum.auto()
     ALLOWED_TOKENS = enum.auto()
     BAD_WORDS = enum.auto()
+    GRAMMAR = enum.auto()
 
 
 # Features that read the tokens before the sampled one.
@@ -88,7 +89,7 @@ class SlotSamplingParams:
         self.allowed_token_ids: list[Array] = [no_ids] * max_num_seqs
         self.bad_words = [NO_BAD_WORDS] * max_num_seqs
 
-    def set_row(self, slot: int, params: SamplingParams) -> None:
+    def set_row(self, slot: int, params: SamplingParams, *, has_grammar: bool = False) -> None:
         """Set a slot's parameters, whose `seed` must be set.
 
         Bias and suppression of token ids beyond the vocabulary are dropped: such tokens are never
@@ -112,7 +113,8 @@ class SlotSamplingParams:
         allowed = {i for i in params.allowed_token_ids or () if i < self._vocab_size}
         self.allowed_token_ids[slot] = np.array(sorted(allowed), dtype=np.int64)
         self.bad_words[slot] = BadWords.of(params.bad_words_token_ids or (), self._vocab_size)
-        self.features[slot] = self._features(slot, params)
+        grammar = Feature.GRAMMAR if has_grammar else Feature(0)
+        self.features[slot] = self._features(slot, params) | grammar
 
     def _num_logprobs(self, asked: int | None) -> int:
         return NO_LOGPROBS if asked is None else min(asked, self._vocab_size)

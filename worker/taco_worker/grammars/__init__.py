@@ -1,0 +1,1 @@
+"""Constrained generation: compiles grammars and computes which tokens may come next."""
