@@ -29,6 +29,7 @@ from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_gateway.usage_and_latency import RequestStats
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import InvalidParameterError
+from taco_proto.grammars import Grammar
 from taco_proto.requests import GenerateRequest, PrefixPin
 from taco_proto.sampling_params import SamplingParams
 
@@ -214,6 +215,7 @@ class Gateway:
         params: SamplingParams,
         request_id: str,
         pins: tuple[PrefixPin, ...],
+        grammar: Grammar | None,
         seconds_left: float | None = None,
     ) -> GenerateRequest:
         """Builds the engine's request from a client's request, without the prompt.
@@ -233,6 +235,7 @@ class Gateway:
             cache_salt=self._cache_salt(key, fields.cache_salt),
             pins=pins,
             prompt_cache_key=fields.prompt_cache_key,
+            grammar=grammar,
         )
 
     def log_request(

@@ -25,6 +25,7 @@ from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TlsConfig
 from taco_proto.convert import model_info_from_pb, submit_to_pb
 from taco_proto.errors import ConfigurationError
+from taco_proto.grammars import GrammarTable
 from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest, ModelInfo
@@ -266,6 +267,7 @@ class _SendQueue:
 
     def __init__(self) -> None:
         self._submits: deque[GenerateRequest] = deque()
+        self._grammars = GrammarTable()
         self._cancelled: list[tuple[int, int | None]] = []
         self._ready = asyncio.Event()
         self._closed = False
@@ -287,7 +289,7 @@ class _SendQueue:
         """Waits for a message to send; None once the queue is closed."""
         while not self._closed:
             if self._submits:
-                submit = submit_to_pb(self._submits.popleft(), time.monotonic())
+                submit = submit_to_pb(self._submits.popleft(), time.monotonic(), self._grammars)
                 return pb.GatewayMessage(submit=submit)
             if self._cancelled:
                 return pb.GatewayMessage(cancel=self._take_cancels())

@@ -23,6 +23,7 @@ from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -46,6 +47,7 @@ from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.requests import PrefixPin
+from taco_proto.structured_outputs import PARAM, StructuredOutputsParams
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
@@ -201,12 +203,13 @@ class InferenceService(InferenceServicer):
         if "max_tokens" not in given:
             params = params.with_updates(max_tokens=default_max_tokens)
         cache = cache_fields(request)
+        grammar = await gateway.engine.grammar(params)
         token_ids, pins = await prompt(cache)
         request_id = log.request_id
         updates = gateway.engine.generate(
             await gateway.engine.checked(token_ids),
             gateway.engine_request(
-                request, key, params, request_id, pins, context.time_remaining()
+                request, key, params, request_id, pins, grammar, context.time_remaining()
             ),
             clamp_max_tokens="max_tokens" not in given,
         )
@@ -317,9 +320,16 @@ def _message(message: pb.ChatMessage) -> dict[str, str]:
 
 def _given(sampling: pb.TextSampling) -> Mapping[str, Any]:
     """The fields that are set, by their names, which are those of `SamplingParams`."""
+    given = _fields(sampling)
+    if (constraint := given.get(PARAM)) is not None:
+        given[PARAM] = StructuredOutputsParams.from_fields(_fields(constraint))
+    return given
+
+
+def _fields(message: Message) -> dict[str, Any]:
     return {
         field.name: list(value) if field.is_repeated else value
-        for field, value in sampling.ListFields()
+        for field, value in message.ListFields()
     }
 
 

@@ -12,11 +12,13 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from taco_gateway.protocol.cache_control import PromptCacheFields
+from taco_gateway.protocol.structured_output_fields import StructuredOutputFields
 from taco_gateway.protocol.token_ids import as_list
 from taco_gateway.protocol.unsupported_fields import check_other_fields
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import LOW_PRIORITY
 from taco_proto.sampling_params import MAX_STOP_STRINGS, MAX_TOKENS, SAMPLING_FIELDS
+from taco_proto.structured_outputs import PARAM
 
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one form of each number
 MAX_CACHE_SALT_CHARS = 256
@@ -30,7 +32,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class GenerationRequest(PromptCacheFields):
+class GenerationRequest(StructuredOutputFields, PromptCacheFields):
     """Fields with names of `SamplingParams` go there unchanged; None is the model's default."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -122,9 +124,10 @@ class GenerationRequest(PromptCacheFields):
 
     def client_names(self) -> dict[str, str]:
         """Client's names of engine parameters, where the names differ."""
-        if self.max_completion_tokens is None:
-            return {}
-        return {"max_tokens": "max_completion_tokens"}
+        names = {PARAM: self.constraint_name}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     @contextmanager
     def errors_with_client_names(self) -> Iterator[None]:
@@ -138,11 +141,15 @@ class GenerationRequest(PromptCacheFields):
     def sampling_values(self) -> dict[str, Any]:
         """The sampling parameters of the client, by their names in `SamplingParams`."""
         own_meaning = {"logprobs", "max_tokens"}  # differs between chat and completions
-        return {
+        own_meaning.add(PARAM)  # other fields give it too
+        values: dict[str, Any] = {
             name: value
             for name in SAMPLING_FIELDS
             if name not in own_meaning and (value := getattr(self, name, None)) is not None
         }
+        if (constraint := self.constraint()) is not None:
+            values[PARAM] = constraint
+        return values
 
     @field_validator("stop", mode="before")
     @classmethod

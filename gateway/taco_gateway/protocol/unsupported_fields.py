@@ -20,15 +20,7 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto", *_EMPTY),
     "web_search_options": (),
     # structured output
-    "response_format": ({"type": "text"}, *_EMPTY),
-    "structured_outputs": _EMPTY,
     "structural_tag": _EMPTY,
-    "guided_json": _EMPTY,
-    "guided_regex": _EMPTY,
-    "guided_choice": _EMPTY,
-    "guided_grammar": _EMPTY,
-    "guided_decoding_backend": _EMPTY,
-    "guided_whitespace_pattern": _EMPTY,
     # sampling
     "use_beam_search": _EMPTY,
     "length_penalty": (1,),
@@ -72,6 +64,7 @@ ACCEPTED: Mapping[str, str] = {
     "store": "nothing is stored",
     "metadata": "applies to stored answers",
     "service_tier": "the server has one tier; see `priority`",
+    "guided_decoding_backend": "one engine serves all of vLLM's back ends",
     "parallel_tool_calls": "tools are not supported",
     "prediction": "speed only; see speculative decoding",
     "verbosity": "the models have no such setting",

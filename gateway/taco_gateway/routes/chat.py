@@ -44,6 +44,7 @@ async def _generate(
     """The token ids of the prompt, and the updates of the answer."""
     params = gateway.engine.sampling_params(chat.sampling_values())
     gateway.check_accepting()
+    grammar = await gateway.engine.grammar(params)
     prompt_token_ids = await gateway.engine.encode_chat(
         chat.template_messages,
         add_generation_prompt=chat.starts_new_turn,
@@ -61,7 +62,7 @@ async def _generate(
     )
     updates = gateway.engine.generate(
         await gateway.engine.checked(prompt_token_ids),
-        gateway.engine_request(chat, key, params, request_id, pins),
+        gateway.engine_request(chat, key, params, request_id, pins, grammar),
     )
     gateway.metrics.observe_params(len(prompt_token_ids), params.n, chat.asked_max_tokens)
     gateway.log_request(request_id, chat.messages[-1].text, params)

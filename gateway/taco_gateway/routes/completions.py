@@ -21,6 +21,7 @@ from taco_gateway.text.output.token_logprobs import TokenLogprob
 from taco_gateway.text_updates import Choice, Updates, merged, without_generated_tokens
 from taco_gateway.usage_and_latency import RequestStats
 from taco_proto.errors import InvalidParameterError
+from taco_proto.grammars import Grammar
 from taco_proto.sampling_params import SamplingParams
 
 MAX_SEQUENCES = 4096  # of one request, over all its prompts
@@ -42,6 +43,8 @@ async def create_completion(request: Request) -> Response:
             f"A request may ask for at most {MAX_SEQUENCES} sequences over all its prompts.", "n"
         )
     gateway.check_accepting()
+    with body.errors_with_client_names():
+        grammar = await gateway.engine.grammar(params)
     # One prompt at a time: a request uses one thread, and fails at the first prompt that is too
     # long.
     prompts = [
@@ -50,7 +53,7 @@ async def create_completion(request: Request) -> Response:
     ]
     request_id = f"cmpl-{request.state.request_id}"
     with body.errors_with_client_names():
-        updates = _generate(gateway, body, params, prompts, key, request_id)
+        updates = _generate(gateway, body, params, grammar, prompts, key, request_id)
     for token_ids in prompts:
         gateway.metrics.observe_params(len(token_ids), params.n, body.asked_max_tokens)
     kept = [gateway.engine.truncated(prompt, params) for prompt in prompts]
@@ -82,6 +85,7 @@ def _generate(
     gateway: Gateway,
     body: CompletionRequest,
     params: SamplingParams,
+    grammar: Grammar | None,
     prompts: Sequence[Sequence[int]],
     key: ApiKey,
     request_id: str,
@@ -90,7 +94,7 @@ def _generate(
     for number, token_ids in enumerate(prompts):
         own_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
         pins = body.pins_of_whole(len(token_ids))
-        request = gateway.engine_request(body, key, params, own_id, pins)
+        request = gateway.engine_request(body, key, params, own_id, pins, grammar)
         clamps = body.asked_max_tokens is None
         streams.append(gateway.engine.generate(token_ids, request, clamp_max_tokens=clamps))
     updates = merged(streams, params.n)

@@ -12,6 +12,7 @@ from taco_gateway.engine.engine_client import EngineClient, EngineError, UpdateS
 from taco_gateway.text.bad_words import tokenize_bad_words
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_covered
 from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
+from taco_gateway.text.grammar.grammar_pool import GrammarPool
 from taco_gateway.text.output.best_of import best_of
 from taco_gateway.text.output.output_processor import OutputProcessor, TextUpdate
 from taco_gateway.text.output.request_output import PromptLogprobCollector, text_updates
@@ -29,8 +30,10 @@ from taco_gateway.text.request_checks import (
 )
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
+from taco_proto.grammars import Grammar
 from taco_proto.requests import GenerateRequest, ModelInfo, PrefixPin
 from taco_proto.sampling_params import MAX_SEED, SamplingParams
+from taco_proto.structured_outputs import PARAM
 
 _LONG_PROMPT = 2**14  # tokens; checking more is worth a thread
 _NO_TOKENIZER = "The model is served without a tokenizer: give token ids."
@@ -63,6 +66,7 @@ class TextEngine:
             None if tokenizer is None else ChatPromptEncoder(tokenizer, chat_template)
         )
         self._candidates = CandidateReader(tokenizer)
+        self._grammars = GrammarPool()
 
     def model_info(self) -> ModelInfo:
         """The served model.
@@ -222,6 +226,19 @@ class TextEngine:
         """The text of a token in log probabilities."""
         return self._candidates.spell(token_id)[0]
 
+    async def grammar(self, params: SamplingParams) -> Grammar | None:
+        """The grammar of a request's constraint, made off the event loop; None: free text.
+
+        Raises:
+            InvalidParameterError: the constraint is invalid, or there is no tokenizer.
+            EngineError: too many grammars wait (503).
+        """
+        if params.structured_outputs is None:
+            return None
+        if self.tokenizer is None:
+            raise InvalidParameterError(f"structured_outputs: {_NO_TOKENIZER}", PARAM)
+        return await self._grammars.grammar(params.structured_outputs)
+
     def generate(
         self,
         prompt_token_ids: Sequence[int],
@@ -236,9 +253,10 @@ class TextEngine:
         (`aclose`, a cancelled task) cancels it upstream.
 
         Args:
-            request: without handle and prompt. `max_tokens=None` is as many as fit; a missing seed
-                is drawn; with `best_of > n` no update comes before all sequences have ended. `pins`
-                are dropped if the beginning of the prompt is truncated.
+            request: without handle and prompt, with the `grammar` of its constraint.
+                `max_tokens=None` is as many as fit; a missing seed is drawn; with `best_of > n` no
+                update comes before all sequences have ended. `pins` are dropped if the beginning of
+                the prompt is truncated.
             clamp_max_tokens: reduce `max_tokens` to what fits instead of rejecting it.
             sum_logprobs: updates carry `logprob_sum`.
 
@@ -248,6 +266,7 @@ class TextEngine:
             EngineError: no worker serves the model (503). Also while iterating: the request failed.
         """
         info, params, pins = self.model_info(), request.sampling, request.pins
+        assert (params.structured_outputs is None) == (request.grammar is None)
         is_checked = isinstance(prompt_token_ids, CheckedTokenIds)
         if len(kept := truncated(prompt_token_ids, params, info)) < len(prompt_token_ids):
             prompt_token_ids, pins = kept, ()
@@ -270,6 +289,7 @@ class TextEngine:
             sampling=params.with_updates(
                 n=params.num_sequences,
                 best_of=None,
+                structured_outputs=None,
                 max_tokens=max_tokens,
                 min_tokens=min(params.min_tokens, max_tokens),
                 seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
@@ -309,7 +329,8 @@ class TextEngine:
             await asyncio.to_thread(self._chat_encoder.warm_up)
 
     def close(self) -> None:
-        """Ends the processes that render chat templates and encode prompts."""
+        """Ends the processes for chat templates, prompts and grammars."""
+        self._grammars.close()
         if self.tokenizer is not None:
             self.tokenizer.close()
         if self._chat_encoder is not None:

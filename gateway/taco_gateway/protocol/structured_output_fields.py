@@ -1,0 +1,92 @@
+"""Request fields that constrain the text of an answer: OpenAI's, and both generations of vLLM's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from taco_proto.errors import InvalidParameterError
+from taco_proto.structured_outputs import PARAM, StructuredOutputsParams
+
+_GUIDED = ("json", "regex", "choice", "grammar")
+
+
+class StructuredOutputFields(BaseModel):
+    """At most one field may constrain the text. An empty value constrains nothing."""
+
+    response_format: Any = Field(
+        default=None,
+        description="`text`, `json_object`, or `json_schema` with `{name, schema, strict}`",
+    )
+    structured_outputs: Any = Field(
+        default=None, description="object with one of json, regex, choice, grammar, json_object"
+    )
+    guided_json: Any = Field(default=None, description="JSON schema, an object or a string")
+    guided_regex: Any = Field(default=None, description="regular expression")
+    guided_choice: Any = Field(default=None, description="list of strings")
+    guided_grammar: Any = Field(default=None, description="grammar in Lark or GBNF notation")
+    guided_whitespace_pattern: Any = Field(
+        default=None, description="regular expression, with guided_json"
+    )
+
+    def constraint(self) -> StructuredOutputsParams | None:
+        """The constraint on the text; None: free text.
+
+        Raises:
+            InvalidParameterError: a field is invalid, or two exclude each other.
+        """
+        names = self._constraint_names()
+        if len(names) > 1:
+            raise InvalidParameterError(
+                f"{names[0]} and {names[1]} exclude each other: give one constraint.", names[1]
+            )
+        if not names:
+            return None
+        try:
+            return self._constraint(names[0])
+        except InvalidParameterError as error:
+            if error.param == PARAM:
+                error.param = names[0]
+            raise
+
+    @property
+    def constraint_name(self) -> str:
+        """The field with the constraint, which errors name."""
+        return next(iter(self._constraint_names()), PARAM)
+
+    def _constraint_names(self) -> list[str]:
+        names = ["response_format", PARAM, *(f"guided_{kind}" for kind in _GUIDED)]
+        given = [name for name in names if getattr(self, name) not in (None, False, "", [], {})]
+        if self.response_format == {"type": "text"}:
+            given.remove("response_format")
+        return given
+
+    def _constraint(self, name: str) -> StructuredOutputsParams:
+        value = getattr(self, name)
+        if name == "response_format":
+            return _of_response_format(value)
+        if name == PARAM:
+            if not isinstance(value, Mapping):
+                raise InvalidParameterError(f"{PARAM} must be an object.", PARAM)
+            return StructuredOutputsParams.from_fields(value)
+        pattern = self.guided_whitespace_pattern or None
+        return StructuredOutputsParams.from_fields(
+            {name.removeprefix("guided_"): value, "whitespace_pattern": pattern}
+        )
+
+
+def _of_response_format(value: Any) -> StructuredOutputsParams:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind != "json_schema":
+        raise InvalidParameterError(
+            "response_format.type must be text, json_object or json_schema.", "response_format"
+        )
+    described = value.get("json_schema")
+    schema = described.get("schema") if isinstance(described, Mapping) else None
+    if schema is None:
+        raise InvalidParameterError(
+            "response_format.json_schema.schema is missing.", "response_format"
+        )
+    return StructuredOutputsParams(json=schema)

@@ -1,0 +1,97 @@
+"""Checks that a canonical grammar can be compiled and allows a text, and says where it fails."""
+
+import json
+import re
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from taco_gateway.text.grammar.canonical import ConstraintError, parse_schema, subschemas
+
+_UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
+_MAX_ERROR_CHARS = 300
+# Smaller than the library's own, 500,000 and 1,000,000: they bound the worker's memory and time.
+_LIMITS = LLParserLimits(
+    max_grammar_size=200_000, initial_lexer_fuel=1_000_000, verbose_errors=False
+)
+
+
+class _ByteTokens:
+    """A vocabulary of single bytes: enough to see whether any text is allowed."""
+
+    tokens = [bytes([byte]) for byte in range(256)] + [b"\xff<eos>"]
+    special_token_ids = [256]  # noqa: RUF012
+    bos_token_id = None
+    eos_token_id = 256
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+_tokenizer: LLTokenizer | None = None
+
+
+def check_grammar(kind: str, value: Any, text: str) -> None:
+    """Checks a canonical grammar.
+
+    Args:
+        kind, value: the constraint that the grammar was made from.
+        text: the grammar.
+
+    Raises:
+        ConstraintError: it cannot be compiled, or allows no text.
+    """
+    global _tokenizer
+    if _tokenizer is None:
+        _tokenizer = LLTokenizer(TokenizerWrapper(_ByteTokens()), slices=[])
+    matcher = LLMatcher(_tokenizer, text, log_level=0, limits=_LIMITS)
+    if matcher.is_error():
+        raise ConstraintError(_explained(kind, value, matcher.get_error()))
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ConstraintError("no text matches it" if kind != "json" else "no value is valid")
+
+
+def _explained(kind: str, value: Any, error: str) -> str:
+    """The library's error, with the path to the keyword that it means."""
+    message = error.partition("\n<state>")[0].strip()
+    short = " ".join(message.split())[:_MAX_ERROR_CHARS]
+    if kind != "json":
+        return short
+    found = _place(parse_schema(value), message)
+    if found is None:
+        return short
+    path, keyword = found
+    pointer = "".join(f"/{_escaped(part)}" for part in path) or "/"
+    return f"{pointer}: keyword {keyword!r}: {short}"
+
+
+def _place(schema: Any, message: str) -> tuple[tuple[str, ...], str] | None:
+    """The path of the schema that an error is about, and its keyword; None: not known."""
+    unknown = _UNKNOWN_KEYS.search(message)
+    keys = json.loads(f"[{unknown[1]}]") if unknown else []
+    for path, part in subschemas(schema):
+        for keyword in keys:
+            if keyword in part:
+                return path, keyword
+        for keyword in ("$ref", "pattern", "format", "type"):
+            value = part.get(keyword)
+            if not keys and isinstance(value, str) and _names(message, keyword, value):
+                return path, keyword
+    return None
+
+
+def _names(message: str, keyword: str, value: str) -> bool:
+    """Whether an error quotes the value of a keyword."""
+    quoted = value.removeprefix("#") if keyword == "$ref" else value
+    forms = (
+        f"'{quoted}'" in message,
+        f"    {quoted}\n" in message,
+        message.endswith(f": {quoted}"),
+    )
+    return bool(quoted) and any(forms)
+
+
+def _escaped(part: str) -> str:
+    """A part of a JSON pointer (RFC 6901)."""
+    return part.replace("~", "~0").replace("/", "~1")
