@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from taco_llm.outputs import CompletionOutput, RequestOutput
     from taco_llm.prompts import PromptInputs, TextPrompt, TokensPrompt
     from taco_proto.sampling_params import SamplingParams
+    from taco_proto.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from taco_worker.models.registry import ModelRegistry
 
     __version__: str
@@ -23,10 +24,12 @@ _MODULES = {
     "AsyncLLMEngine": "taco_llm.async_engine",
     "CompletionOutput": "taco_llm.outputs",
     "EngineArgs": "taco_llm.args.engine_args",
+    "GuidedDecodingParams": "taco_proto.structured_outputs",
     "ModelRegistry": "taco_worker.models.registry",
     "PromptInputs": "taco_llm.prompts",
     "RequestOutput": "taco_llm.outputs",
     "SamplingParams": "taco_proto.sampling_params",
+    "StructuredOutputsParams": "taco_proto.structured_outputs",
     "TextPrompt": "taco_llm.prompts",
     "TokensPrompt": "taco_llm.prompts",
 }
@@ -37,10 +40,12 @@ __all__ = [
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
+    "GuidedDecodingParams",
     "ModelRegistry",
     "PromptInputs",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",

@@ -161,10 +161,13 @@ class AsyncLLMEngine:
         if text is not None:
             token_ids = await text_engine.encode(text)
         token_ids = text_engine.truncated(token_ids, params)
+        grammar = await text_engine.grammar(params)
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._requests:
             raise ValueError(f"request_id {request_id!r} is in use: give each request its own id")
-        request = GenerateRequest(request_id=request_id, sampling=params, priority=priority)
+        request = GenerateRequest(
+            request_id=request_id, sampling=params, priority=priority, grammar=grammar
+        )
         updates = text_engine.generate(token_ids, request, sum_logprobs=True)
         if text is None and self._tokenizer is not None:
             text = self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -124,6 +124,7 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     ),
     "trust_remote_code": _ignored(_REMOTE_CODE, is_switch=True),
     "code_revision": _ignored(_REMOTE_CODE),
+    "guided_decoding_backend": _ignored("One engine serves structured output.", neutral=("auto",)),
     # Rejected: the feature is missing.
     "tensor_parallel_size": _rejected(_ONE_DEVICE, parse=int, neutral=(1,), short="-tp"),
     "pipeline_parallel_size": _rejected(_ONE_DEVICE, parse=int, neutral=(1,), short="-pp"),
@@ -153,9 +154,6 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "max_prompt_adapter_token": _rejected(_PROMPT_ADAPTERS, parse=int, neutral=(0,)),
     "enable_auto_tool_choice": _rejected(_TOOLS, is_switch=True),
     "tool_call_parser": _rejected(_TOOLS),
-    "guided_decoding_backend": _rejected(
-        "structured output is not supported", neutral=("outlines", "auto")
-    ),
     "limit_mm_per_prompt": _rejected("images, audio and video are not supported"),
     "mm_processor_kwargs": _rejected(
         "images, audio and video are not supported", parse=_json_or_text

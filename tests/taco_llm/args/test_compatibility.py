@@ -27,7 +27,7 @@ NEUTRAL: dict[str, Any] = {
     "enable_prompt_adapter": False,
     "max_prompt_adapters": 1,
     "max_prompt_adapter_token": 0,
-    "guided_decoding_backend": "outlines",
+    "guided_decoding_backend": "auto",
     "num_scheduler_steps": 1,
     "tokenizer_pool_size": 0,
     "use_v2_block_manager": False,
@@ -56,7 +56,6 @@ MISSING: dict[str, Any] = {
     "max_prompt_adapter_token": 4,
     "enable_auto_tool_choice": True,
     "tool_call_parser": "hermes",
-    "guided_decoding_backend": "lm-format-enforcer",
     "limit_mm_per_prompt": "image=16",
     "mm_processor_kwargs": {"a": 1},
     "quantization_param_path": "x.json",
@@ -83,6 +82,7 @@ IGNORED: dict[str, Any] = {
     "disable_log_requests": True,
     "trust_remote_code": True,
     "code_revision": "main",
+    "guided_decoding_backend": "lm-format-enforcer",
 }
 # serve has its own flags with these names.
 OF_SERVE = ("data_parallel_size", "distributed_executor_backend", "worker_use_ray")
