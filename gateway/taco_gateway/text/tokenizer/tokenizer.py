@@ -47,11 +47,13 @@ class Tokenizer(ABC):
     Attributes:
         settings: BOS, EOS and the chat template.
         special_tokens: ids, by text, of the tokens that `skip_special_tokens` removes.
+        added_tokens: ids, by text, of all tokens that are recognized as a whole.
         vocab_size: number of tokens, added ones included.
     """
 
     settings: TokenizerSettings
     special_tokens: dict[str, int]
+    added_tokens: dict[str, int]
     vocab_size: int
 
     @cached_property
@@ -124,6 +126,7 @@ class FastTokenizer(Tokenizer):
         self._plain_text = PlainTextEncoder(backend)
         added = backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: i for i, token in added.items() if token.special}
+        self.added_tokens = {token.content: i for i, token in added.items()}
         self.vocab_size = backend.get_vocab_size()
         decoder = backend.decoder
         spelling = byte_spelling(None if decoder is None else json.loads(decoder.__getstate__()))
@@ -204,6 +207,7 @@ class SlowTokenizer(Tokenizer):
         self.special_tokens = dict(
             zip(backend.all_special_tokens, backend.all_special_ids, strict=True)
         )
+        self.added_tokens = dict(backend.get_added_vocab())
         self.vocab_size = len(backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

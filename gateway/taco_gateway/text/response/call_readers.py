@@ -1,0 +1,188 @@
+"""Readers of single tool calls, one for each form that a format may have."""
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Protocol
+
+from taco_gateway.text.response.cursor import MAX_NAME_CHARS, Cursor, NotACallError, Texts
+from taco_gateway.text.response.formats import JsonCall, NamedCall, TaggedCall
+from taco_gateway.text.response.typed_values import typed_value, value_types
+
+Encode = Callable[[str], str]
+
+
+class CallSink(Protocol):
+    """Gets the parts of one call in their order: its name, then fragments of its arguments."""
+
+    def open(self, name: str) -> None:
+        """Raises `NotACallError` if there is no such function."""
+
+    def arguments(self, fragment: str) -> None: ...
+
+
+class JsonCallReader:
+    """Reads `{"name": …, "arguments": …}`; the bytes of the arguments pass unchanged."""
+
+    def __init__(self, form: JsonCall) -> None:
+        self._form = form
+
+    def read(self, cursor: Cursor, sink: CallSink) -> Generator[None, None, None]:
+        if not (yield from cursor.take(Texts(("{",)))):
+            raise NotACallError
+        is_open = has_arguments = False
+        early: list[str] = []  # arguments that precede the name
+        while True:
+            yield from cursor.spaces()
+            mark = yield from cursor.peek()
+            if mark == "}":
+                yield from cursor.take(Texts(("}",)))
+                break
+            if mark == ",":
+                yield from cursor.take(Texts((",",)))
+                continue
+            if mark != '"':
+                raise NotACallError
+            key = yield from _json_string(cursor)
+            yield from cursor.spaces()
+            if not (yield from cursor.take(Texts((":",)))):
+                raise NotACallError
+            yield from cursor.spaces()
+            if key == self._form.name_key and not is_open:
+                sink.open((yield from _json_string(cursor)))
+                is_open = True
+                if early:
+                    sink.arguments("".join(early))
+            elif key in self._form.argument_keys and not has_arguments:
+                has_arguments = True
+                yield from _arguments(cursor, sink.arguments if is_open else early.append)
+            else:
+                yield from cursor.value(_drop)
+        if not is_open:
+            raise NotACallError
+        if not has_arguments:
+            sink.arguments("{}")
+
+
+class NamedCallReader:
+    """Reads a name and a JSON object; the bytes of the object pass unchanged."""
+
+    def __init__(self, form: NamedCall, encode: Encode) -> None:
+        self._before = Texts((encode(form.before),) if form.before else ())
+        self._stops = tuple(map(encode, form.name_ends))
+        self._ends = Texts(self._stops)
+        self._between = {encode(text) for text in form.between}
+        self._call_id = encode("[CALL_ID]")
+        self._after = Texts(tuple(map(encode, form.after)))
+
+    def read(self, cursor: Cursor, sink: CallSink) -> Generator[None, None, None]:
+        if self._before.texts and not (yield from cursor.take(self._before)):
+            raise NotACallError
+        name: list[str] = []
+        end = yield from cursor.until(self._ends, name.append, MAX_NAME_CHARS)
+        called = "".join(name).strip()
+        if not end or not called:
+            raise NotACallError
+        while end == self._call_id:
+            end = yield from cursor.until(self._ends, _drop, MAX_NAME_CHARS)
+        sink.open(called)
+        opened = end == "{"
+        if opened:
+            # The brace is read already: the object continues behind it.
+            sink.arguments("{")
+            yield from cursor.rest_of_object(sink.arguments)
+        else:
+            yield from cursor.spaces()
+            yield from _arguments(cursor, sink.arguments)
+        yield from cursor.take(self._after)
+
+
+class TaggedCallReader:
+    """Reads a call of nested tags, and writes its arguments as JSON.
+
+    Args:
+        schemas: the JSON schema of the parameters of each tool, by name.
+    """
+
+    def __init__(self, form: TaggedCall, schemas: Mapping[str, Any]) -> None:
+        self._schemas = schemas
+        self._name_opens = Texts((form.name_opens,))
+        self._name_closes = Texts((form.name_closes,))
+        self._key_or_end = Texts((form.key_opens, form.call_closes))
+        self._call_closes = form.call_closes
+        self._key_closes = Texts((form.key_closes,))
+        self._value_closes = Texts((form.value_closes,))
+
+    def read(self, cursor: Cursor, sink: CallSink) -> Generator[None, None, None]:
+        if not (yield from cursor.take(self._name_opens)):
+            raise NotACallError
+        name = yield from self._name(cursor)
+        sink.open(name)
+        opening = "{"
+        while True:
+            yield from cursor.spaces()
+            tag = yield from cursor.take(self._key_or_end)
+            if not tag:
+                raise NotACallError
+            if tag == self._call_closes:
+                break
+            key = yield from self._name(cursor)
+            parts: list[str] = []
+            if not (yield from cursor.until(self._value_closes, parts.append)):
+                raise NotACallError
+            text = "".join(parts).removeprefix("\n").removesuffix("\n")
+            value = typed_value(text, value_types(self._schemas.get(name), key))
+            written = json.dumps(value, ensure_ascii=False)
+            sink.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {written}")
+            opening = ", "
+        sink.arguments("{}" if opening == "{" else "}")
+
+    def _name(self, cursor: Cursor) -> Generator[None, None, str]:
+        parts: list[str] = []
+        if not (yield from cursor.until(self._name_closes, parts.append, MAX_NAME_CHARS)):
+            raise NotACallError
+        return "".join(parts).strip()
+
+
+def _arguments(cursor: Cursor, sink: Callable[[str], None]) -> Generator[None, None, None]:
+    """Reads the arguments; an object inside a string is unpacked."""
+    if (yield from cursor.peek()) != '"':
+        yield from cursor.value(sink)
+        return
+    parts: list[str] = []
+    yield from cursor.value(parts.append)
+    sink(_unpacked("".join(parts)))
+
+
+def _unpacked(text: str) -> str:
+    try:
+        inner = json.loads(text, strict=False)
+        return inner if isinstance(json.loads(inner), dict) else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def _json_string(cursor: Cursor) -> Generator[None, None, str]:
+    parts: list[str] = []
+    num_chars = 0
+
+    def add(text: str) -> None:
+        nonlocal num_chars
+        num_chars += len(text)
+        if num_chars > MAX_NAME_CHARS:
+            raise NotACallError
+        parts.append(text)
+
+    if (yield from cursor.peek()) != '"':
+        raise NotACallError
+    yield from cursor.value(add)
+    try:
+        text = json.loads("".join(parts), strict=False)
+        text.encode()  # an escape may give half a character
+    except ValueError:
+        raise NotACallError from None
+    assert isinstance(text, str)
+    return text
+
+
+def _drop(text: str) -> None:
+    """Ignores text."""

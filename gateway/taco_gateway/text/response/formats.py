@@ -1,0 +1,97 @@
+"""Descriptions of the text in which a model writes its reasoning and its tool calls.
+
+A description is plain data. The parser of `response_parser` follows it; a grammar that forces tool
+calls can be made from the same data.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """The markers around a model's reasoning, which precedes its answer.
+
+    Attributes:
+        opens: markers that may open it.
+        closes: markers that may close it.
+        starts_inside: an answer begins inside the reasoning, unless the prompt ends with a marker
+            that closes it.
+    """
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    starts_inside: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCall:
+    """A call as one JSON object.
+
+    Attributes:
+        name_key: the key of the function's name.
+        argument_keys: keys under which the arguments may be.
+    """
+
+    name_key: str = "name"
+    argument_keys: tuple[str, ...] = ("arguments", "parameters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCall:
+    """A call as a name followed by a JSON object with the arguments.
+
+    Attributes:
+        before: text before the name.
+        name_ends: characters and markers that end the name.
+        between: text between name and arguments. None of it is also accepted.
+        after: texts that may follow the arguments.
+    """
+
+    before: str = ""
+    name_ends: tuple[str, ...]
+    between: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedCall:
+    """A call as nested tags. The tool's JSON schema gives the types of the values."""
+
+    name_opens: str
+    name_closes: str
+    key_opens: str
+    key_closes: str
+    value_closes: str
+    call_closes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """How a model writes tool calls.
+
+    Attributes:
+        opens: markers that open a section with calls.
+        closes: markers that close it. Without any, it ends with its last call.
+        starts_answer: calls may also begin the answer, without a marker. Then only the names of the
+            request's tools make a call.
+        has_list: the section may be a JSON list of calls.
+        separator: text between the calls of a section.
+        json_call, named_call, tagged_call: the forms that a call may have.
+        num_id_chars: length of the ids of calls, where the chat template wants one; 0: any.
+    """
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...] = ()
+    starts_answer: bool = False
+    has_list: bool = False
+    separator: str = ""
+    json_call: JsonCall | None = None
+    named_call: NamedCall | None = None
+    tagged_call: TaggedCall | None = None
+    num_id_chars: int = 0
+
+    def literals(self) -> tuple[str, ...]:
+        """All texts that may consist of or contain marker tokens."""
+        named = self.named_call
+        inside = () if named is None else (named.before, *named.name_ends, *named.between)
+        return (*self.opens, *self.closes, *inside, *(() if named is None else named.after))

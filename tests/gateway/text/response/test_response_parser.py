@@ -1,0 +1,215 @@
+"""One parser for all formats: any cut into pieces gives the same answer."""
+
+import json
+from itertools import pairwise
+from time import thread_time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taco_gateway.text.response.built_in import REASONING_FORMATS, TOOL_FORMATS
+from taco_gateway.text.response.marker_tokens import MarkerTokens
+from taco_gateway.text.response.response_delta import ResponseDelta, whole_calls
+from taco_gateway.text.response.response_parser import ParserOptions, ResponseParser
+
+SCHEMAS: dict[str, Any] = {
+    "f": {"properties": {"a": {"type": "integer"}, "o": {"type": ["object", "null"]}}},
+    "g": {},
+}
+ARGUMENTS = '{"a":  1.50, "s": "</tool_call> \\" }] \\\\", "o": {"l": [1, {}], "ü": null}}'
+THINK = "<think>\nfirst <b\n</think>\n\n"
+CALLS = [("f", ARGUMENTS), ("g", "{}")]
+
+# An answer of each format, with reasoning, content and two calls.
+ANSWERS: dict[str, str] = {
+    "hermes": f'{THINK}ok \n<tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
+    '<tool_call>{"name": "g"}</tool_call>',
+    "mistral": f'{THINK}ok [TOOL_CALLS] [{{"name": "f", "arguments": {ARGUMENTS}}}, '
+    '{"arguments": {}, "name": "g"}]',
+    "mistral named": f"{THINK}ok[TOOL_CALLS]f[CALL_ID]012345678[ARGS]{ARGUMENTS}[TOOL_CALLS]g{{}}",
+    "llama3_json": f'{THINK}ok <|python_tag|>{{"name": "f", "parameters": {ARGUMENTS}}}; '
+    '{"name": "g", "parameters": {}}',
+    "deepseek_v3": f"{THINK}ok<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+    f"```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n"
+    "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "internlm": f'{THINK}ok<|action_start|><|plugin|>\n{{"name": "f", "parameters": {ARGUMENTS}}}'
+    '<|action_end|><|action_start|><|plugin|>{"name": "g"}<|action_end|>',
+    "granite": f'{THINK}ok<|tool_call|>[{{"name": "f", "arguments": {ARGUMENTS}}}, '
+    '{"name": "g"}]',
+    "jamba": f'{THINK}ok<tool_calls>[\n  {{"name": "f", "arguments": {ARGUMENTS}}},\n'
+    '  {"name": "g", "arguments": {}}\n]</tool_calls>',
+}
+TAGGED = (
+    f"{THINK}ok\n<tool_call>\n<function=f>\n<parameter=a>\n3\n</parameter>\n<parameter=s>\n"
+    ' x <b>\n"\n</parameter>\n<parameter=o>\n{"l": [1]}\n</parameter>\n</function>\n</tool_call>'
+    "<tool_call><function=g></function></tool_call>"
+)
+HOSTILE = [
+    "<tool_call>",
+    "<tool_call></tool_call>",
+    "<tool_call>hello</tool_call> and more",
+    '<tool_call>{"name": "f", "arguments": {"a": ',
+    '<tool_call>{"name": "f", "arguments": {"a": ]}}</tool_call>x<tool_call>{"name": "g"}',
+    '<tool_call>{"name": "f"',
+    '<tool_call>{"name": 7, "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "\\ud800"}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "no"}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": "\\',
+    '<tool_call>[{"name": "f"}]</tool_call>',
+    f'<tool_call>{{"name": "{"n" * 400}"}}</tool_call>',
+    "</think> <think>late</think>",
+    "<think>never closed  \n",
+    "  plain text \n ",
+    "",
+]
+
+
+def make(tool_format: str, added: dict[str, int] | None = None, **options: Any) -> ResponseParser:
+    tools, reasoning = TOOL_FORMATS[tool_format.split()[0]], REASONING_FORMATS["qwen3"]
+    literals = (*tools.literals(), *reasoning.opens, *reasoning.closes)
+    return ResponseParser(
+        ParserOptions(
+            markers=MarkerTokens(added or {}, (), literals),
+            tools=tools,
+            reasoning=reasoning,
+            schemas=SCHEMAS,
+            **options,
+        )
+    )
+
+
+Result = tuple[str, str, list[tuple[str | None, str]], int]
+
+
+def result(parser: ResponseParser, pieces: list[str]) -> Result:
+    delta = ResponseDelta()
+    for piece in pieces:
+        parser.feed(piece)
+        delta.extend(parser.take())
+    parser.finish()
+    delta.extend(parser.take())
+    assert [call.index for call in delta.calls] == sorted(call.index for call in delta.calls)
+    for call in delta.calls:
+        assert call.name is not None or call.arguments, "an empty delta"
+    for call in whole_calls(delta.calls):
+        heads = [other for other in delta.calls if other.index == call.index and other.id]
+        assert len(heads) == 1
+    calls = [(call.name, call.arguments) for call in whole_calls(delta.calls)]
+    return delta.reasoning, delta.content, calls, parser.num_whole_calls
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    ends = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[start:end] for start, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_arguments_pass_unchanged(name: str) -> None:
+    whole = result(make(name), [ANSWERS[name]])
+    assert whole == ("first <b", "ok", CALLS, 2)
+    assert result(make(name), list(ANSWERS[name])) == whole
+
+
+def test_tags_get_the_types_of_the_schema() -> None:
+    reasoning, content, calls, _ = result(make("qwen3_coder"), list(TAGGED))
+    assert (reasoning, content) == ("first <b", "ok")
+    assert [name for name, _ in calls] == ["f", "g"]
+    assert json.loads(calls[0][1]) == {"a": 3, "s": ' x <b>\n"', "o": {"l": [1]}}
+    assert calls[1][1] == "{}"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    name=st.sampled_from([*ANSWERS, "qwen3_coder"]),
+    hostile=st.sampled_from([*HOSTILE, None, None]),
+    end=st.integers(0, 1000),
+    places=st.lists(st.integers(0, 1000), max_size=60),
+)
+def test_any_cut_gives_the_same(
+    name: str, hostile: str | None, end: int, places: list[int]
+) -> None:
+    text = hostile if hostile is not None else ANSWERS.get(name, TAGGED)[: max(1, end)]
+    assert result(make(name), cut(text, places)) == result(make(name), [text])
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("<tool_call>hello</tool_call> and more", "<tool_call>hello</tool_call> and more", []),
+        ("  plain text \n ", "  plain text \n ", []),
+        ('<tool_call>{"name": "f", "arguments": {"a": ', "", [("f", '{"a": ')]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}', "", [("f", '{"a": 1}')]),
+        ("</think> x", "</think> x", []),
+    ],
+)
+def test_what_is_no_call_is_content(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert result(make("hermes"), [text])[1:3] == (content, calls)
+
+
+def test_an_answer_of_json_is_a_call_only_with_the_name_of_a_tool() -> None:
+    person, call = '{"name": "Ann", "age": 3}', '{"name": "f", "parameters": {"a": 1}}'
+    assert result(make("llama3_json"), [person])[1:3] == (person, [])
+    assert result(make("llama3_json"), [call])[1:3] == ("", [("f", '{"a": 1}')])
+
+
+def test_a_marker_token_is_no_text_and_text_is_no_marker_token() -> None:
+    added = {"<tool_call>": 7, "</tool_call>": 8}
+    parser = make("hermes", added)
+    pieces = [
+        (1, "say <tool_call> "),
+        (7, "<tool_call>"),
+        (1, '{"name": "f", "arguments": {"a": "'),
+        (8, "</tool_call>"),
+        (1, '</tool_call>"}}'),
+        (8, "</tool_call>"),
+    ]
+    num_chars = 0
+    for token_id, text in pieces:
+        num_chars += len(text)
+        parser.add_token(token_id, text, num_chars)
+    _, content, calls, num_whole = result(parser, ["".join(text for _, text in pieces)])
+    assert content == "say <tool_call>"
+    assert calls == [("f", '{"a": "</tool_call></tool_call>"}')]
+    assert num_whole == 1
+
+
+def test_the_answer_ends_with_the_last_call_that_is_allowed() -> None:
+    parser = make("hermes", max_calls=1)
+    _, _, calls, _ = result(parser, list(ANSWERS["hermes"]))
+    assert calls == CALLS[:1]
+    assert parser.is_over
+
+
+def test_reasoning_that_the_prompt_opened() -> None:
+    parser = make("hermes", starts_inside_reasoning=True)
+    assert parser.in_reasoning
+    assert result(parser, ["so\n", "</thi", "nk>\n\nok"])[:2] == ("so", "ok")
+
+
+def seconds(text: str) -> float:
+    parser = make("hermes")
+    start = thread_time()
+    for at in range(0, len(text), 4):
+        parser.feed(text[at : at + 4])
+        parser.take()
+    parser.finish()
+    return thread_time() - start
+
+
+@pytest.mark.parametrize(
+    ("opening", "body"),
+    [
+        ('<tool_call>{"name": "f", "arguments": {"a": "', "x\\n y"),
+        ('<tool_call>{"name": "f", "arguments": ', "[{"),
+        ('<tool_call>{"arguments": {"a": "', "x\\n y"),
+        ("text", " \n \t"),
+        ("", "<tool_call"),
+    ],
+)
+def test_time_is_linear(opening: str, body: str) -> None:
+    """Ten times the text takes ten times as long; quadratic work would take a hundred times."""
+    short = min(seconds(opening + body * 1_000) for _ in range(3))
+    assert seconds(opening + body * 10_000) < 40 * short
