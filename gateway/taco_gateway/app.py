@@ -42,7 +42,8 @@ def create_app(
         keys: the API keys; None: those of the configuration.
 
     Raises:
-        ConfigurationError: a middleware, the chat template or the key file cannot be loaded.
+        ConfigurationError: a middleware, the chat template, a parser or the key file cannot be
+            loaded.
     """
     gateway = Gateway(config, client, tokenizer, keys)
 

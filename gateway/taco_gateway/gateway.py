@@ -24,6 +24,7 @@ from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.request_schemas import RequestSchema
 from taco_gateway.request_log import request_log_of
+from taco_gateway.text.response.response_formats import ResponseFormats
 from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_gateway.usage_and_latency import RequestStats
@@ -59,6 +60,7 @@ class Gateway:
 
     Attributes:
         keys: the API keys.
+        formats: how the model writes tool calls and reasoning.
         created: when this process started, in seconds since the epoch.
         draining: new requests are rejected.
         openapi: the OpenAPI document, once a client has asked for it.
@@ -75,6 +77,11 @@ class Gateway:
         self.client = client
         self.tokenizer = tokenizer
         self.engine = TextEngine(client, tokenizer, chat_template=config.chat_template)
+        self.formats = ResponseFormats(
+            tokenizer,
+            config.tool_call_parser if config.enable_auto_tool_choice else None,
+            config.reasoning_parser,
+        )
         self.bodies = BodyPool()
         self.metrics = GatewayMetrics(config.model.served_name, config.tls)
         self.keys = KeyRing() if keys is None else keys

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from taco_gateway.text.output.output_processor import TextUpdate
 from taco_gateway.text.output.token_logprobs import TokenLogprob
+from taco_gateway.text.response.response_delta import ResponseDelta
 
 Updates = AsyncGenerator[TextUpdate, None]
 
@@ -20,6 +21,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = "abort"
     stop_reason: int | str | None = None
+    parsed: ResponseDelta | None = None
 
     @property
     def text(self) -> str:
@@ -29,6 +31,9 @@ class Choice:
         self.pieces.append(update.text)
         self.token_ids.extend(update.token_ids)
         self.logprobs.extend(update.logprobs or ())
+        if update.parsed is not None:
+            self.parsed = self.parsed or ResponseDelta()
+            self.parsed.extend(update.parsed)
         if update.finish_reason is not None:
             self.finish_reason = update.finish_reason
             self.stop_reason = update.stop_reason

@@ -5,7 +5,7 @@ from time import perf_counter
 from types import TracebackType
 
 from taco_gateway.metrics import GatewayMetrics
-from taco_gateway.protocol.responses import PromptTokensDetails, Usage
+from taco_gateway.protocol.responses import CompletionTokensDetails, PromptTokensDetails, Usage
 from taco_gateway.text.output.output_processor import TextUpdate
 
 
@@ -30,6 +30,7 @@ class RequestStats:
         self._sequences: dict[int, _Sequence] = {}
         self._num_cached: dict[int, int] = {}  # by prompt
         self._num_prompt: dict[int, int] = {}
+        self._num_reasoning = 0
 
     def __enter__(self) -> "RequestStats":
         self._metrics.num_active += 1
@@ -57,6 +58,8 @@ class RequestStats:
             latency.observe((now - sequence.last) / num_tokens, num_tokens)
             sequence.last = now
             sequence.num_tokens += num_tokens
+        if update.parsed is not None:
+            self._num_reasoning += update.parsed.num_reasoning_tokens
         if update.queue_seconds is not None:
             self.queue_seconds = max(update.queue_seconds, self.queue_seconds or 0.0)
         if update.finish_reason is not None:
@@ -71,6 +74,7 @@ class RequestStats:
             completion_tokens=num_completion,
             total_tokens=num_prompt + num_completion,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached.values())),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self._num_reasoning),
         )
 
     def first_token_seconds(self) -> float | None:

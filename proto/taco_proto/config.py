@@ -313,6 +313,9 @@ class GatewayConfig:
             requests need no key.
         share_prefix_cache: requests of different keys share cached prefixes.
         chat_template: a Jinja template or the path of one; None: the model's own.
+        enable_auto_tool_choice: chat requests may have tools; needs `tool_call_parser`.
+        tool_call_parser: format of the model's tool calls; None: calls are not parsed.
+        reasoning_parser: format of the model's reasoning; None: it is content.
         max_connections: concurrent HTTP connections; one more gets a 503. The limit on file
             descriptors lowers it.
         max_body_bytes: maximum request body; a larger one is rejected with 413.
@@ -338,6 +341,9 @@ class GatewayConfig:
     api_key_file: str | None = None
     share_prefix_cache: bool = False
     chat_template: str | None = None
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     response_role: str = "assistant"
     return_tokens_as_token_ids: bool = False
     allowed_origins: tuple[str, ...] = ("*",)

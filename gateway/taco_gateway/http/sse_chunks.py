@@ -13,8 +13,9 @@ from json.encoder import encode_basestring as quote  # JSON string, non-ASCII ch
 from pydantic import BaseModel
 
 from taco_gateway.api_errors import ApiError, error_bytes
+from taco_gateway.http.parsed_chunks import json_deltas
 from taco_gateway.protocol.logprobs import LogprobFormatter
-from taco_gateway.protocol.responses import Usage
+from taco_gateway.protocol.responses import Usage, finish_reason
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt
 from taco_gateway.text.output.output_processor import TextUpdate
 from taco_gateway.text.output.token_logprobs import TokenLogprob
@@ -51,12 +52,16 @@ class StreamExtras:
         formatter: writes log probabilities; None: the client asked for none.
         prompt_token_ids: of each choice, written once per choice; each chunk also gets its token
             ids. None: the client asked for no token ids.
+        gives_reasoning: chunks with reasoning are written.
+        has_old_names: calls are written as `function_call`.
     """
 
     include_usage: bool = False
     continuous_usage: bool = False
     formatter: LogprobFormatter | None = None
     prompt_token_ids: Sequence[Sequence[int]] | None = None
+    gives_reasoning: bool = True
+    has_old_names: bool = False
 
 
 class ChunkWriter:
@@ -141,6 +146,9 @@ class ChatChunkWriter(ChunkWriter):
         ]
         self._after = f',"logprobs":null,"finish_reason":null}}]{self._closing}'
         self._after_text = "}" + self._after
+        self._gives_reasoning = extras.gives_reasoning
+        self._has_old_names = extras.has_old_names
+        self._unwritten: dict[int, TextUpdate] = {}  # tokens of updates without a delta
 
     def opening(self) -> bytes:
         """The first chunk of each choice, with its role."""
@@ -158,18 +166,53 @@ class ChatChunkWriter(ChunkWriter):
 
     def update(self, update: TextUpdate) -> bytes:
         before = self._before[update.index]
-        if self._is_plain:
+        if update.parsed is not None:
+            frames = self._parsed(before, update)
+        elif self._is_plain:
             frames = ""
             if update.text:
                 frames = before + '{"content":' + quote(update.text) + self._after_text
         else:
             frames = self._with_extras(before, update)
         if update.finish_reason is not None:
+            reason = finish_reason(update.finish_reason, self._has_old_names)
             frames += (
-                f'{before}{{}},"logprobs":null,"finish_reason":{quote(update.finish_reason)},'
+                f'{before}{{}},"logprobs":null,"finish_reason":{quote(reason)},'
                 f'"stop_reason":{json.dumps(update.stop_reason)}}}]{self._closing}'
             )
         return frames.encode()
+
+    def _parsed(self, before: str, update: TextUpdate) -> str:
+        """Frames of an update with reasoning and calls; its first one has the extras."""
+        assert update.parsed is not None
+        deltas = json_deltas(
+            update.parsed,
+            gives_reasoning=self._gives_reasoning,
+            has_old_names=self._has_old_names,
+        )
+        after = self._after
+        if not self._is_plain:
+            tokens = self._unwritten.pop(update.index, None)
+            if tokens is None:
+                tokens = TextUpdate(update.index)
+            tokens.extend(update)
+            if not deltas and update.finish_reason is None:
+                self._unwritten[update.index] = tokens
+                return ""
+            after = self._after_extras(tokens)
+            if not deltas and tokens.token_ids:
+                deltas = ["{}"]  # the last tokens of the answer
+        first, *others = [*deltas, ""]
+        if not first:
+            return ""
+        return before + first + after + "".join(before + d + self._after for d in others if d)
+
+    def _after_extras(self, tokens: TextUpdate) -> str:
+        logprobs = "null"
+        if self._formatter is not None:
+            logprobs = self._formatter.chat(tokens.logprobs or ()).model_dump_json()
+        ids = self._token_ids(tokens)
+        return f',"logprobs":{logprobs},"finish_reason":null{ids}}}]{self._closing}'
 
     def _with_extras(self, before: str, update: TextUpdate) -> str:
         logprobs, has_entries = "null", False

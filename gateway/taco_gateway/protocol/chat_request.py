@@ -8,17 +8,19 @@ from taco_gateway.protocol.cache_control import check_num_marks
 from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
 from taco_gateway.protocol.conversation import Conversation
 from taco_gateway.protocol.generation_request import GenerationRequest
+from taco_gateway.protocol.tools import ToolFields
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint
 from taco_proto.errors import InvalidParameterError
 
 MAX_EFFORT_CHARS = 64
 
 
-class ChatCompletionRequest(Conversation, GenerationRequest):
+class ChatCompletionRequest(Conversation, ToolFields, GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0)
     echo: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool = True
     reasoning_effort: str | None = Field(default=None, max_length=MAX_EFFORT_CHARS)
 
     @field_validator("chat_template_kwargs", mode="before")

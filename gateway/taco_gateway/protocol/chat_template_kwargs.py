@@ -8,7 +8,13 @@ MAX_CHARS = 2**16
 MAX_DEPTH = 8
 
 
-def bounded_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+def bounded_kwargs(
+    kwargs: dict[str, Any],
+    *,
+    max_values: int = MAX_VALUES,
+    max_chars: int = MAX_CHARS,
+    max_depth: int = MAX_DEPTH,
+) -> dict[str, Any]:
     """Checks the variables, and turns packed integers of the parser process back into lists.
 
     Raises:
@@ -18,11 +24,11 @@ def bounded_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     holders: list[tuple[dict[Any, Any] | list[Any], int]] = [(kwargs, 1)]
     while holders:
         holder, depth = holders.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"may be at most {MAX_DEPTH} levels deep")
+        if depth > max_depth:
+            raise ValueError(f"may be at most {max_depth} levels deep")
         num_values += len(holder)
-        if num_values > MAX_VALUES:
-            raise ValueError(f"may have at most {MAX_VALUES} values")
+        if num_values > max_values:
+            raise ValueError(f"may have at most {max_values} values")
         items = list(holder.items() if isinstance(holder, dict) else enumerate(holder))
         for key, value in items:
             num_chars += len(key) if isinstance(key, str) else 0
@@ -32,6 +38,6 @@ def bounded_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
                 num_chars += len(value)
             elif isinstance(value, dict | list):
                 holders.append((value, depth + 1))
-        if num_chars > MAX_CHARS:
-            raise ValueError(f"may have at most {MAX_CHARS} characters")
+        if num_chars > max_chars:
+            raise ValueError(f"may have at most {max_chars} characters")
     return kwargs

@@ -68,6 +68,7 @@ class ChatMessage(BaseModel):
         default=None, validate_default=True
     )
     name: str | None = None
+    tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
     reasoning_content: str | None = None
     cache_control: CacheControl | None = Field(default=None, exclude=True)
@@ -82,10 +83,20 @@ class ChatMessage(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_function_call(cls, value: object) -> object:
-        if isinstance(value, dict) and value.get("function_call"):
-            raise ValueError("function_call is not supported by this server; use tool_calls")
-        return value
+    def _with_newer_names(cls, value: object) -> object:
+        """Turns `function_call`, the role `function` and `reasoning` into their newer names."""
+        if not isinstance(value, dict):
+            return value
+        message = dict(value)
+        if call := message.pop("function_call", None):
+            if message.get("tool_calls"):
+                raise ValueError("function_call is the older name of tool_calls: give one of them")
+            message["tool_calls"] = [{"function": call}]
+        if message.get("role") == "function":
+            message["role"] = "tool"
+        if message.get("reasoning_content") is None and "reasoning" in message:
+            message["reasoning_content"] = message["reasoning"]
+        return message
 
     @field_validator("tool_calls")
     @classmethod
@@ -131,11 +142,6 @@ class Conversation(BaseModel):
 
     @model_validator(mode="after")
     def _check_order(self) -> "Conversation":
-        if any(message.role == "tool" for message in self.messages):
-            raise InvalidParameterError(
-                "Messages of role 'tool' are not supported by this server.",
-                "messages",
-            )
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise InvalidParameterError(
                 "continue_final_message needs a last message of role 'assistant'.",

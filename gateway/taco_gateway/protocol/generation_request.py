@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from taco_gateway.protocol.cache_control import PromptCacheFields
 from taco_gateway.protocol.structured_output_fields import StructuredOutputFields
 from taco_gateway.protocol.token_ids import as_list
-from taco_gateway.protocol.unsupported_fields import check_other_fields
+from taco_gateway.protocol.unsupported_fields import REJECTED, check_other_fields
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import LOW_PRIORITY
 from taco_proto.sampling_params import MAX_STOP_STRINGS, MAX_TOKENS, SAMPLING_FIELDS
@@ -88,7 +88,7 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
             pydantic.ValidationError: a value has the wrong type.
         """
         given = {name: value for name, value in body.items() if value is not None}
-        check_other_fields(given)
+        check_other_fields(given, REJECTED.keys() - cls.model_fields)
         request = cls.model_validate(given)
         if request.stream_options is not None and not request.stream:
             raise InvalidParameterError(

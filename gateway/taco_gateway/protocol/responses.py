@@ -1,10 +1,15 @@
 """Response schemas: OpenAI's objects with vLLM's extensions."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer
 
 from taco_gateway.protocol.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
+
+
+def finish_reason(reason: str, has_old_names: bool) -> str:
+    """The finish reason by the name that the client knows."""
+    return "function_call" if has_old_names and reason == "tool_calls" else reason
 
 
 class PromptTokensDetails(BaseModel):
@@ -23,10 +28,37 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
 
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatResponseMessage(BaseModel):
+    """The message of an answer; the parts that it lacks are left out, except `content`."""
+
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_parts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        optional = ("reasoning_content", "reasoning", "tool_calls", "function_call")
+        fields: dict[str, Any] = handler(self)
+        return {
+            name: value
+            for name, value in fields.items()
+            if value is not None or name not in optional
+        }
 
 
 class ChatChoice(BaseModel):

@@ -65,7 +65,6 @@ ACCEPTED: Mapping[str, str] = {
     "metadata": "applies to stored answers",
     "service_tier": "the server has one tier; see `priority`",
     "guided_decoding_backend": "one engine serves all of vLLM's back ends",
-    "parallel_tool_calls": "tools are not supported",
     "prediction": "speed only; see speculative decoding",
     "verbosity": "the models have no such setting",
     "prompt_cache_options": "caching only; see `cache_control`",

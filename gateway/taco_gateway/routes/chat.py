@@ -14,9 +14,11 @@ from taco_gateway.http.sse_chunks import ChatChunkWriter, StreamExtras, StreamHe
 from taco_gateway.protocol.chat_request import ChatCompletionRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
 from taco_gateway.protocol.request_schemas import CHAT
-from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, ChatResponseMessage
+from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, finish_reason
+from taco_gateway.routes.chat_message import answer_message
 from taco_gateway.text_updates import Choice, Updates
 from taco_gateway.usage_and_latency import RequestStats
+from taco_proto.errors import InvalidParameterError
 
 router = APIRouter()
 
@@ -43,14 +45,17 @@ async def _generate(
 ) -> tuple[Sequence[int], Updates]:
     """The token ids of the prompt, and the updates of the answer."""
     params = gateway.engine.sampling_params(chat.sampling_values())
+    _check_tools(gateway, chat)
     gateway.check_accepting()
     grammar = await gateway.engine.grammar(params)
+    tools = chat.offered_tools
     prompt_token_ids = await gateway.engine.encode_chat(
         chat.template_messages,
         add_generation_prompt=chat.starts_new_turn,
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
         template_kwargs=chat.template_kwargs,
+        tools=tools,
         must_fit=chat.truncate_prompt_tokens is None,
     )
     pins = await gateway.engine.prefix_pins(
@@ -59,14 +64,39 @@ async def _generate(
         prompt_token_ids,
         add_special_tokens=chat.add_special_tokens,
         template_kwargs=chat.template_kwargs,
+        tools=tools,
     )
     updates = gateway.engine.generate(
         await gateway.engine.checked(prompt_token_ids),
         gateway.engine_request(chat, key, params, request_id, pins, grammar),
+        # A constraint holds from the first token on: the text has neither reasoning nor calls.
+        parsing=None
+        if grammar is not None
+        else gateway.formats.options(
+            prompt_token_ids,
+            chat.tool_schemas,
+            max_calls=chat.max_calls,
+            skip_special_tokens=params.skip_special_tokens,
+        ),
     )
     gateway.metrics.observe_params(len(prompt_token_ids), params.n, chat.asked_max_tokens)
     gateway.log_request(request_id, chat.messages[-1].text, params)
     return gateway.engine.truncated(prompt_token_ids, params), updates
+
+
+def _check_tools(gateway: Gateway, chat: ChatCompletionRequest) -> None:
+    """Raises:
+    InvalidParameterError: the request has tools, and the server parses no calls.
+    """
+    if not chat.offered_tools or gateway.formats.parses_tools:
+        return
+    name = "functions" if chat.has_old_names else "tools"
+    raise InvalidParameterError(
+        f"{name} are not supported by this server: start it with --enable-auto-tool-choice "
+        "--tool-call-parser NAME.",
+        name,
+        "unsupported_parameter",
+    )
 
 
 class _ChatAnswer:
@@ -132,6 +162,8 @@ class _ChatAnswer:
             continuous_usage=chat.continuous_usage,
             formatter=self._formatter,
             prompt_token_ids=[self._prompt_token_ids] if chat.return_token_ids else None,
+            gives_reasoning=chat.include_reasoning,
+            has_old_names=chat.has_old_names,
         )
         return ChatChunkWriter(
             head, extras, role=self._role, num_choices=self._num_choices, echo=self._echo
@@ -140,9 +172,15 @@ class _ChatAnswer:
     def _choice(self, index: int, choice: Choice) -> ChatChoice:
         return ChatChoice(
             index=index,
-            message=ChatResponseMessage(role=self._role, content=self._echo + choice.text),
+            message=answer_message(
+                choice,
+                self._role,
+                self._echo,
+                gives_reasoning=self._chat.include_reasoning,
+                has_old_names=self._chat.has_old_names,
+            ),
             logprobs=self._formatter.chat(choice.logprobs) if self._formatter else None,
-            finish_reason=choice.finish_reason,
+            finish_reason=finish_reason(choice.finish_reason, self._chat.has_old_names),
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if self._chat.return_token_ids else None,
         )

@@ -28,6 +28,7 @@ from taco_gateway.text.request_checks import (
     resolve_max_tokens,
     truncated,
 )
+from taco_gateway.text.response.response_parser import ParserOptions, ResponseParser
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
 from taco_proto.grammars import Grammar
@@ -136,6 +137,7 @@ class TextEngine:
         add_special_tokens: bool | None = None,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         must_fit: bool = False,
     ) -> list[int]:
         """Tokenizes a conversation, off the event loop. Special tokens in messages stay plain text.
@@ -149,6 +151,7 @@ class TextEngine:
                 model has no template.
             chat_template: Jinja source instead of the model's, for callers of the offline API.
             template_kwargs: variables that the template reads; others are rejected.
+            tools: descriptions of functions that the model may call.
             must_fit: reject a prompt before it is tokenized if it is too long for sure.
 
         Raises:
@@ -166,6 +169,7 @@ class TextEngine:
             add_special_tokens=add_special_tokens,
             chat_template=chat_template,
             template_kwargs=template_kwargs,
+            tools=tools,
             max_model_len=self.model_info().max_model_len if must_fit else None,
         )
 
@@ -188,6 +192,7 @@ class TextEngine:
         *,
         add_special_tokens: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[PrefixPin, ...]:
         """The prefixes of a conversation's prompt to keep in the prefix cache.
 
@@ -196,8 +201,8 @@ class TextEngine:
 
         Args:
             breakpoints: in their order.
-            prompt_token_ids: from `encode_chat`, with the same `add_special_tokens` and
-                `template_kwargs`.
+            prompt_token_ids: from `encode_chat`, with the same `add_special_tokens`,
+                `template_kwargs` and `tools`.
         """
         chat_encoder, places = self._chat_encoder, drop_covered(breakpoints)
         if chat_encoder is None or not places:
@@ -210,6 +215,7 @@ class TextEngine:
                 prompt_token_ids,
                 add_special_tokens=add_special_tokens,
                 template_kwargs=template_kwargs,
+                tools=tools,
             )
             return PrefixPin(num_tokens, place.seconds)
 
@@ -246,6 +252,7 @@ class TextEngine:
         *,
         clamp_max_tokens: bool = False,
         sum_logprobs: bool = False,
+        parsing: ParserOptions | None = None,
     ) -> AsyncGenerator[TextUpdate, None]:
         """Runs a request and yields the updates of its sequences as they come.
 
@@ -259,6 +266,7 @@ class TextEngine:
                 the prompt is truncated.
             clamp_max_tokens: reduce `max_tokens` to what fits instead of rejecting it.
             sum_logprobs: updates carry `logprob_sum`.
+            parsing: updates carry `parsed`.
 
         Raises:
             InvalidParameterError: the prompt is empty or too long (`context_length_exceeded`), a
@@ -307,6 +315,7 @@ class TextEngine:
                 info.eos_token_ids,
                 gives_logprobs=params.logprobs is not None,
                 sums_logprobs=needs_logprobs,
+                parser=None if parsing is None else ResponseParser(parsing),
             )
             for index in range(params.num_sequences)
         ]

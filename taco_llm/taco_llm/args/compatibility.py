@@ -79,7 +79,6 @@ _TOKENIZER_POOL = "The gateway always tokenizes prompts in threads."
 _REMOTE_CODE = "Code inside a checkpoint is never run; TACO has recipes and converts tokenizers."
 _LORA = "LoRA adapters are not supported"
 _PROMPT_ADAPTERS = "prompt adapters are not supported"
-_TOOLS = "tool calls are not supported"
 _TRACES = "OpenTelemetry traces are not supported"
 _ONE_DEVICE = "a worker runs the whole model on one device; see --data-parallel-size for more"
 
@@ -152,8 +151,6 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "prompt_adapters": _rejected(_PROMPT_ADAPTERS, takes_several=True),
     "max_prompt_adapters": _rejected(_PROMPT_ADAPTERS, parse=int, neutral=(1,)),
     "max_prompt_adapter_token": _rejected(_PROMPT_ADAPTERS, parse=int, neutral=(0,)),
-    "enable_auto_tool_choice": _rejected(_TOOLS, is_switch=True),
-    "tool_call_parser": _rejected(_TOOLS),
     "limit_mm_per_prompt": _rejected("images, audio and video are not supported"),
     "mm_processor_kwargs": _rejected(
         "images, audio and video are not supported", parse=_json_or_text

@@ -122,6 +122,26 @@ class GatewayArgs:
         default=None,
         metavar="TEMPLATE",
     )
+    enable_auto_tool_choice: bool = flag(
+        "Let the model decide whether it calls a tool of a chat request. Needs --tool-call-parser.",
+        _GATEWAY,
+        default=False,
+    )
+    tool_call_parser: str | None = flag(
+        "Format in which the model writes tool calls: hermes, mistral, llama3_json, deepseek_v3, "
+        "qwen3_coder, internlm, granite or jamba. Use it with --enable-auto-tool-choice. See "
+        "docs/tools.md.",
+        _GATEWAY,
+        default=None,
+        metavar="NAME",
+    )
+    reasoning_parser: str | None = flag(
+        "Format in which the model writes its reasoning: deepseek_r1, qwen3, granite or mistral. "
+        "Default: reasoning is part of the content.",
+        _GATEWAY,
+        default=None,
+        metavar="NAME",
+    )
     response_role: str = flag(
         "Role of the messages in chat answers.",
         _GATEWAY,
@@ -248,6 +268,10 @@ class GatewayArgs:
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         self._check_ports()
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ConfigurationError(
+                "enable_auto_tool_choice needs tool_call_parser, the format of the model's calls"
+            )
         for name in ("queue_timeout", "drain_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -337,6 +361,9 @@ class GatewayArgs:
             api_key_file=self.api_key_file and str(Path(self.api_key_file).absolute()),
             share_prefix_cache=self.share_prefix_cache,
             chat_template=self.chat_template,
+            enable_auto_tool_choice=self.enable_auto_tool_choice,
+            tool_call_parser=self.tool_call_parser,
+            reasoning_parser=self.reasoning_parser,
             response_role=self.response_role,
             return_tokens_as_token_ids=self.return_tokens_as_token_ids,
             allowed_origins=self.allowed_origins,

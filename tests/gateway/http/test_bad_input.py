@@ -137,7 +137,15 @@ CHAT_ONLY: list[tuple[str, dict[str, Any]]] = [
             ]
         },
     ),
-    ("messages", {"messages": [USER, {"role": "tool", "tool_call_id": "1", "content": "x"}]}),
+    ("messages", {"messages": [USER, {"role": "tool", "tool_call_id": "1"}]}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}] * 2}),
+    ("tools", {"tools": [{"type": "function", "function": {}}]}),
+    ("tools", {"tools": [{"type": "search"}]}),
+    ("functions", {"functions": [{"parameters": {}}]}),
+    ("tool_choice", {"tool_choice": "always"}),
+    ("function_call", {"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
+    ("include_reasoning", {"include_reasoning": "no"}),
     (
         "messages",
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},

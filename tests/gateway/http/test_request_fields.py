@@ -34,6 +34,7 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Th
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}{{ tone }}{{ reasoning_effort }}"
+    "{{ tools }}"
 )
 MINIMAL: dict[str, dict[str, Any]] = {
     CHAT: {"messages": TURNS, "seed": 1},
@@ -41,6 +42,10 @@ MINIMAL: dict[str, dict[str, Any]] = {
     TOKENIZE: {"messages": TURNS},
     DETOKENIZE: {"tokens": [5, 6]},
 }
+FUNCTIONS = [{"name": "f"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+CALL = '<tool_call>{"name": "f"}</tool_call>'
+ANSWER = f"<think>Hm</think>The fox{CALL}{CALL}"
 CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
 
 # A value of each field, which changes the answer or what the engine is asked for.
@@ -57,12 +62,15 @@ VALUES: dict[str, Any] = {
     "detokenize": False,
     "echo": True,
     "frequency_penalty": 0.5,
+    "function_call": "none",
+    "functions": FUNCTIONS,
     "guided_choice": ["a", "b"],
     "guided_grammar": 'root ::= "a"',
     "guided_json": {"type": "object"},
     "guided_regex": "[ab]",
     "guided_whitespace_pattern": " ?",
     "ignore_eos": True,
+    "include_reasoning": False,
     "include_stop_str_in_output": True,
     "logit_bias": {"5": 1.0},
     "logprobs": 1,
@@ -74,6 +82,7 @@ VALUES: dict[str, Any] = {
     "model": "no-such-model",
     "n": 2,
     "no_repeat_ngram_size": 3,
+    "parallel_tool_calls": False,
     "presence_penalty": 0.5,
     "priority": 3,
     "prompt": "bye",
@@ -98,6 +107,8 @@ VALUES: dict[str, Any] = {
     "structured_outputs": {"choice": ["a"]},
     "temperature": 0.5,
     "tokens": [7],
+    "tool_choice": "none",
+    "tools": TOOLS,
     "top_k": 3,
     "top_logprobs": 1,
     "top_p": 0.5,
@@ -111,6 +122,9 @@ BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "guided_whitespace_pattern": {"guided_json": {"type": "object"}},
     "continue_final_message": {"add_generation_prompt": False},
+    "function_call": {"functions": FUNCTIONS},
+    "parallel_tool_calls": {"tools": TOOLS},
+    "tool_choice": {"tools": TOOLS},
     ("echo", CHAT): CONTINUED,
     ("return_tokens_as_token_ids", CHAT): {"logprobs": True},
     ("return_tokens_as_token_ids", COMPLETIONS): {"logprobs": 0},
@@ -123,8 +137,8 @@ ON_ROUTE: dict[tuple[str, str], Any] = {
 ANYTHING: list[Any] = ["x", 7, 0.25, True, ["x"], {"x": 1}]
 
 
-def answers(request: GenerateRequest) -> list[Step]:
-    """Two tokens for each sequence, with what was asked for of log probabilities."""
+def answers(request: GenerateRequest, answer: list[int]) -> list[Step]:
+    """The same tokens for each sequence, with what was asked for of log probabilities."""
     sampling = request.sampling
     steps: list[Step] = []
     assert sampling.max_tokens is not None
@@ -135,7 +149,7 @@ def answers(request: GenerateRequest) -> list[Step]:
             prompt.append_row([50], [-1.0], [1])
         steps.append(SequenceUpdate(0, [], prompt_logprobs=prompt))
     for index in range(sampling.n):
-        ids = [50, 51][: sampling.max_tokens]
+        ids = answer[: sampling.max_tokens]
         rows = None
         if sampling.logprobs is not None:
             width = 1 + sampling.logprobs
@@ -149,7 +163,17 @@ def answers(request: GenerateRequest) -> list[Step]:
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     path: Path = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(path, add_bos=True)
-    app = build_app(answers, load_tokenizer(ModelConfig(model=str(path))), chat_template=TEMPLATE)
+    tokenizer = load_tokenizer(ModelConfig(model=str(path)))
+    assert tokenizer is not None
+    answer = tokenizer.encode(ANSWER, add_special_tokens=False)
+    app = build_app(
+        lambda request: answers(request, answer),
+        tokenizer,
+        chat_template=TEMPLATE,
+        enable_auto_tool_choice=True,
+        tool_call_parser="hermes",
+        reasoning_parser="qwen3",
+    )
     yield app
     app.gateway.engine.close()
 

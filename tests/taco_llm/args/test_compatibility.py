@@ -54,8 +54,6 @@ MISSING: dict[str, Any] = {
     "prompt_adapters": ["a=b"],
     "max_prompt_adapters": 4,
     "max_prompt_adapter_token": 4,
-    "enable_auto_tool_choice": True,
-    "tool_call_parser": "hermes",
     "limit_mm_per_prompt": "image=16",
     "mm_processor_kwargs": {"a": 1},
     "quantization_param_path": "x.json",

@@ -73,6 +73,7 @@ class ChatPromptEncoder:
         add_special_tokens: bool | None = None,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         max_model_len: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation; see `TextEngine.encode_chat`.
@@ -102,6 +103,8 @@ class ChatPromptEncoder:
             name: token for name, token in tokens.items() if token is not None
         }
         variables["add_generation_prompt"] = add_generation_prompt
+        if tools:
+            variables["tools"] = [self._marked(tool) for tool in tools]
         text = template.render(marked, variables, self._marked(template_kwargs or {}))
         if continue_final_message:
             text = self._cut_at_end_mark(text)
@@ -124,6 +127,7 @@ class ChatPromptEncoder:
         *,
         add_special_tokens: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> int:
         """Number of tokens of a conversation that do not depend on the text after a place.
 
@@ -138,6 +142,7 @@ class ChatPromptEncoder:
                 add_generation_prompt=False,
                 add_special_tokens=add_special_tokens,
                 template_kwargs=template_kwargs,
+                tools=tools,
             )
         except InvalidParameterError as error:  # although it accepted the client's text
             _log.debug("cannot place %s in the prompt: %s", place, error)

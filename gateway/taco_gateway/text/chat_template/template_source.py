@@ -54,7 +54,7 @@ class ChatTemplate:
 
         Args:
             messages: content is a string, a list of text parts, or None.
-            variables: `add_generation_prompt`, `bos_token`, `eos_token`.
+            variables: `add_generation_prompt`, `bos_token`, `eos_token`, `tools`.
             template_kwargs: variables of the client.
 
         Raises:
@@ -69,6 +69,10 @@ class ChatTemplate:
                 raise InvalidParameterError(
                     f"the chat template has no variable {name[:100]!r}", "chat_template_kwargs"
                 )
+        if "tools" in variables and "tools" not in self.features.variables:
+            raise InvalidParameterError(
+                "tools are not supported: the model's chat template does not read them", "tools"
+            )
         if any(message.get("tool_calls") for message in messages):
             self._check_reads_tool_calls()
         fitting = [self._with_fitting_content(message) for message in messages]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from taco_gateway.engine.engine_client import SequenceUpdate
 from taco_gateway.text.output.stop_strings import StopStrings
 from taco_gateway.text.output.token_logprobs import Candidate, CandidateReader, TokenLogprob
+from taco_gateway.text.response.response_delta import ResponseDelta
+from taco_gateway.text.response.response_parser import ResponseParser
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.requests import FinishReason
 from taco_proto.sampling_params import SamplingParams
@@ -38,6 +40,7 @@ class TextUpdate:
             update of the request (index 0), if requested.
         queue_seconds: time from the scheduler's receipt of the request to its first step; on one of
             the first updates.
+        parsed: `text` divided into reasoning, content and calls; None: the request has no parser.
     """
 
     index: int
@@ -51,6 +54,7 @@ class TextUpdate:
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
     queue_seconds: float | None = None
+    parsed: ResponseDelta | None = None
 
     def extend(self, later: "TextUpdate") -> None:
         """Appends a later update of the same sequence."""
@@ -62,6 +66,9 @@ class TextUpdate:
             self.logprobs = [*(self.logprobs or ()), *later.logprobs]
         if later.logprob_sum is not None:
             self.logprob_sum = (self.logprob_sum or 0.0) + later.logprob_sum
+        if later.parsed is not None:
+            self.parsed = self.parsed or ResponseDelta()
+            self.parsed.extend(later.parsed)
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.num_prompt_tokens = later.num_prompt_tokens
@@ -80,6 +87,7 @@ class OutputProcessor:
         eos_token_ids: of the model; they are not reported as stop reason.
         gives_logprobs: updates contain an entry for each token.
         sums_logprobs: updates contain the sum of their tokens' log probabilities.
+        parser: divides the text; None: the text stays whole.
     """
 
     def __init__(
@@ -93,6 +101,7 @@ class OutputProcessor:
         *,
         gives_logprobs: bool,
         sums_logprobs: bool,
+        parser: ResponseParser | None = None,
     ) -> None:
         self._index = index
         self._params = params
@@ -113,7 +122,8 @@ class OutputProcessor:
         self._stops = None
         if params.stop and self._detokenizer is not None:
             self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
-        self._token_by_token = self._stops is not None or gives_logprobs
+        self._parser = parser if self._detokenizer is not None else None
+        self._token_by_token = self._stops is not None or gives_logprobs or self._parser is not None
         self._left_out: Collection[int] = ()  # special tokens that are skipped
         if gives_logprobs and tokenizer is not None and params.skip_special_tokens:
             self._left_out = tokenizer.special_ids
@@ -121,10 +131,15 @@ class OutputProcessor:
         self._waiting: deque[tuple[int, bool, Candidate, list[Candidate]]] = deque()
         self.hit_stop_string = False
 
+    @property
+    def ended_early(self) -> bool:
+        """The answer is complete although the sequence has not finished upstream."""
+        return self.hit_stop_string or (self._parser is not None and self._parser.is_over)
+
     def feed(self, update: SequenceUpdate) -> TextUpdate:
         """Turns an engine update of this sequence into a text update.
 
-        Afterwards `hit_stop_string` tells whether to cancel the sequence upstream.
+        Afterwards `ended_early` tells whether to cancel the sequence upstream.
         """
         token_ids = update.token_ids
         finished = update.finish_reason != FinishReason.RUNNING
@@ -144,6 +159,8 @@ class OutputProcessor:
         if finished and output.finish_reason is None:
             output.finish_reason = _FINISH_REASONS[FinishReason(update.finish_reason)]
             output.stop_reason = self._stop_reason(update)
+        if self._parser is not None:
+            self._finish_parsing(self._parser, output)
         if self._sums_logprobs and update.logprobs is not None:
             output.logprob_sum = math.fsum(update.logprobs.chosen()[: len(output.token_ids)])
         output.num_prompt_tokens = self._num_prompt_tokens
@@ -165,20 +182,43 @@ class OutputProcessor:
                 in_text = i != hidden and token_id not in self._left_out
                 self._waiting.append((self._num_chars, in_text, *rows[i]))
             if i != hidden and self._detokenizer is not None:
-                pieces.append(self._keep(self._detokenizer.feed((token_id,))))
-                if self.hit_stop_string:
+                pieces.append(self._kept_of_token(token_id))
+                if self.ended_early:
                     break
-        if finished and self._detokenizer is not None and not self.hit_stop_string:
+        if finished and self._detokenizer is not None and not self.ended_early:
             # An unfinished character may also complete a stop string.
-            pieces.append(self._keep(self._detokenizer.flush()))
+            rest = self._keep(self._detokenizer.flush())
             if self._stops is not None and not self.hit_stop_string:
-                pieces.append(self._stops.flush())
+                rest += self._stops.flush()
+            pieces.append(rest)
+            if self._parser is not None:
+                self._parser.feed(rest)
         output.text = "".join(pieces)
         if self.hit_stop_string and self._stops is not None:
             output.finish_reason, output.stop_reason = "stop", self._stops.hit
         if output.logprobs is not None:
-            self._release_logprobs(output.logprobs, finished or self.hit_stop_string)
+            self._release_logprobs(output.logprobs, finished or self.ended_early)
         return output
+
+    def _kept_of_token(self, token_id: int) -> str:
+        """The text that a token releases."""
+        assert self._detokenizer is not None
+        text = self._detokenizer.feed((token_id,))
+        if self._parser is None:
+            return self._keep(text)
+        self._parser.add_token(token_id, text, self._num_chars + len(text))
+        kept = self._keep(text)
+        self._parser.feed(kept, num_tokens=1)
+        return kept
+
+    def _finish_parsing(self, parser: ResponseParser, output: TextUpdate) -> None:
+        if parser.is_over and output.finish_reason is None:
+            output.finish_reason = "stop"
+        if output.finish_reason is not None:
+            parser.finish()
+            if output.finish_reason == "stop" and parser.num_whole_calls:
+                output.finish_reason = "tool_calls"
+        output.parsed = parser.take()
 
     def _keep(self, text: str) -> str:
         """Adds text; returns the part, held-back text included, that no stop string cuts off."""

@@ -42,7 +42,7 @@ async def text_updates(
             if prompt is not None and update.index == 0:
                 text_update.prompt_logprobs = prompt.entries()
                 prompt = None
-            if processor.hit_stop_string:
+            if processor.ended_early:
                 stream.cancel(update.index)
             yield text_update
     finally:
