@@ -158,8 +158,8 @@ VARIANTS: tuple[Variant, ...] = (
             ("n_head", 4),
             ("bias", True),
             ("layer_norm_epsilon", 0.3),
-            ("apply_residual_connection_post_layernorm", True),
         ),
+        rejected=(("apply_residual_connection_post_layernorm", True),),
     ),
     Variant(
         "refined-web-40b-like",

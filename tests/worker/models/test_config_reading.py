@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.config_reading import config_file, read_hf_config, sliding_window_of
+from taco_worker.models.config_reading import config_file, read_hf_config
+from taco_worker.models.plan.model_plan import ModelPlan, RopeTable
+from taco_worker.models.plan.ops.attend import Attend
+from taco_worker.models.rope import PositionGrowth, YarnScaling
 
 FIELDS: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],
@@ -27,6 +30,7 @@ FIELDS: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "sliding_window": 512,
     "tie_word_embeddings": False,
+    "eos_token_id": 2,
 }
 PARAMS: dict[str, Any] = {
     "dim": 64,
@@ -41,6 +45,38 @@ PARAMS: dict[str, Any] = {
     "sliding_window": 512,
     "max_seq_len": 2048,
 }
+LENGTH = "original_max_position_embeddings"
+GROWTH = {"beta": 0.1, LENGTH: 16384}
+# params.json files of published models.
+NEMO = {
+    "dim": 5120,
+    "n_layers": 40,
+    "head_dim": 128,
+    "hidden_dim": 14336,
+    "n_heads": 32,
+    "n_kv_heads": 8,
+    "rope_theta": 1000000.0,
+    "norm_eps": 1e-5,
+    "vocab_size": 131072,
+}
+MINISTRAL_8B = NEMO | {
+    "dim": 4096,
+    "n_layers": 36,
+    "hidden_dim": 12288,
+    "rope_theta": 1e8,
+    "sliding_window": [None, 32768, 32768, 32768],
+}
+MINISTRAL_3_8B = NEMO | {
+    "dim": 4096,
+    "n_layers": 34,
+    "max_position_embeddings": 262144,
+    "llama_4_scaling": GROWTH,
+    "yarn": {LENGTH: 16384, "factor": 16, "apply_scale": False, "beta": 32, "alpha": 1},
+}
+
+
+def windows_of(plan: ModelPlan) -> list[int | None]:
+    return [op.window for op in plan.ops if isinstance(op, Attend)]
 
 
 def write(directory: Path, name: str = "config.json", **fields: Any) -> Path:
@@ -64,6 +100,64 @@ def test_params_json_without_a_length_has_vllms(tmp_path: Path) -> None:
     file = tmp_path / "params.json"
     write(tmp_path, "params.json", **{k: v for k, v in PARAMS.items() if k != "max_seq_len"})
     assert read_hf_config(file)["max_position_embeddings"] == 128_000
+
+
+def test_published_params_json_without_a_window_has_none(tmp_path: Path) -> None:
+    write(tmp_path, "params.json", **NEMO)
+    config = load_hf_config(tmp_path)
+    assert windows_of(config.plan) == [None] * 40
+    assert config.eos_token_ids == (2,)
+
+
+def test_published_params_json_with_a_list_of_windows(tmp_path: Path) -> None:
+    write(tmp_path, "params.json", **MINISTRAL_8B)
+    plan = load_hf_config(tmp_path).plan
+    assert windows_of(plan) == [None, 32768, 32768, 32768] * 9
+    assert round(plan.num_elements / 1e9, 2) == 8.02
+
+
+def test_published_params_json_of_ministral_3_means_its_config_json(tmp_path: Path) -> None:
+    write(tmp_path, "params.json", **MINISTRAL_3_8B)
+    actual = load_hf_config(tmp_path)
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1000000.0,
+        "factor": 16.0,
+        LENGTH: 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    sizes |= {"vocab_size": 131072, "max_position_embeddings": 262144}
+    names = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"}
+    fields = FIELDS | sizes | names | {"rope_parameters": rope, "sliding_window": None}
+    expected = load_hf_config(write(tmp_path, **fields)).plan
+    growths = {name: table.growth for name, table in actual.plan.rope_tables.items()}
+    assert growths == {"rope": None, "query_rope": PositionGrowth(0.1, 16384)}
+    tables = {
+        name: replace(table, rotary=replace(table.rotary, scaling=_without_scores(table)))
+        for name, table in expected.rope_tables.items()
+    }
+    assert actual.plan == replace(expected, rope_tables=tables)
+
+
+def _without_scores(table: RopeTable) -> YarnScaling:
+    """Without the weight that only DeepSeek's recipe reads."""
+    scaling = table.rotary.scaling
+    assert isinstance(scaling, YarnScaling)
+    return replace(scaling, mscale_all_dim=0.0)
+
+
+@pytest.mark.parametrize(("window", "theta"), [(4096, 10_000.0), (None, 1_000_000.0)])
+def test_theta_of_params_json_without_it(tmp_path: Path, window: int | None, theta: float) -> None:
+    """The first Mistral 7B had a window and no theta; mistral-inference chooses so."""
+    params = {k: v for k, v in PARAMS.items() if k != "rope_theta"} | {"sliding_window": window}
+    write(tmp_path, "params.json", **params)
+    assert load_hf_config(tmp_path).plan.rope_tables["rope"].rotary.theta == theta
 
 
 def test_params_json_with_yarn_and_a_window_per_layer(tmp_path: Path) -> None:
@@ -103,6 +197,10 @@ def test_params_json_with_experts(tmp_path: Path) -> None:
         ({"sliding_window": [512, 128]}, "sliding_window .* is not supported"),
         ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "the checkpoint is quantized"),
         ({"dim": "wide"}, "hidden_size must be a positive integer"),
+        ({"llama_4_scaling": 3}, "llama_4_scaling needs beta"),
+        ({"llama_4_scaling": GROWTH, "yarn": {"factor": 4, LENGTH: 512}}, "is not supported with"),
+        ({"llama_4_scaling": GROWTH, "moe": {"num_experts": 8}}, "is not supported with experts"),
+        ({"moe": {"num_experts": 8}, "sliding_window": [512, None]}, "sliding_window .* is not"),
     ],
 )
 def test_params_json_that_is_not_supported(
@@ -167,21 +265,6 @@ def test_a_text_config_that_is_no_object(tmp_path: Path) -> None:
         load_hf_config(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("fields", "window"),
-    [
-        ({"model_type": "mistral", "sliding_window": 512}, 512),
-        ({"model_type": "mistral", "sliding_window": None}, None),
-        ({"model_type": "qwen2", "sliding_window": 512}, None),
-        ({"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True}, 512),
-        ({"model_type": "gemma2", "sliding_window": 512}, 512),
-        ({"model_type": "llama"}, None),
-    ],
-)
-def test_windows_of_model_types(fields: dict[str, Any], window: int | None) -> None:
-    assert sliding_window_of(fields) == window
-
-
 def test_without_its_sliding_window_a_model_is_as_long_as_the_window(tmp_path: Path) -> None:
     write(tmp_path, **FIELDS)
     limited = load_hf_config(tmp_path, disable_sliding_window=True)
@@ -191,6 +274,28 @@ def test_without_its_sliding_window_a_model_is_as_long_as_the_window(tmp_path: P
     for window in (None, 4096):
         write(tmp_path, **FIELDS | {"sliding_window": window})
         assert load_hf_config(tmp_path, disable_sliding_window=True) == load_hf_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [
+        ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, 2048),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, 2048),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}
+            | {"max_window_layers": 1},
+            512,
+        ),
+        ({"architectures": ["LlamaForCausalLM"]}, 2048),  # which ignores the field
+        ({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}, 512),
+    ],
+)
+def test_only_windows_of_the_plan_limit_its_length(
+    tmp_path: Path, fields: dict[str, Any], length: int
+) -> None:
+    write(tmp_path, **FIELDS | fields)
+    limited = load_hf_config(tmp_path, disable_sliding_window=True)
+    assert limited.plan.max_position_embeddings == length
 
 
 def test_auto_prefers_config_json(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from taco_common.json_file import read_json_object
 from taco_worker.models.config_fields import ConfigFields
-from taco_worker.models.config_reading import config_file, read_hf_config, sliding_window_of
+from taco_worker.models.config_reading import config_file, read_hf_config
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
 from taco_worker.models.rope_parsing import is_by_layer_type
@@ -88,9 +88,10 @@ def load_hf_config(
         raise ValueError(
             f"{config.architecture} has no rotary positions: rope settings do not apply to it"
         )
-    window = sliding_window_of(hf_config) if disable_sliding_window else None
-    if window is not None and window < config.plan.max_position_embeddings:
-        return replace(config, plan=replace(config.plan, max_position_embeddings=window))
+    plan = config.plan
+    if disable_sliding_window:
+        length = min((plan.max_position_embeddings, *plan.windows))
+        return replace(config, plan=replace(plan, max_position_embeddings=length))
     return config
 
 

@@ -14,8 +14,6 @@ from taco_common.json_file import read_json_object
 from taco_worker.models.mistral_format import PARAMS_FILE, hf_config_of
 
 _NESTED = "text_config"
-# Model types whose window is only used if `use_sliding_window` says so.
-_OPTIONAL_WINDOW = ("qwen2", "qwen3")
 
 
 def config_file(model_dir: Path, config_format: str = "auto") -> Path:
@@ -63,14 +61,6 @@ def merged(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
             value = merged(current, value)
         result[name] = value
     return result
-
-
-def sliding_window_of(fields: Mapping[str, Any]) -> int | None:
-    """The number of tokens that windowed layers attend to; None: there are no such layers."""
-    window = fields.get("sliding_window")
-    is_optional = str(fields.get("model_type", "")).startswith(_OPTIONAL_WINDOW)
-    is_used = fields.get("use_sliding_window", not is_optional)
-    return window if is_used and isinstance(window, int) and window > 0 else None
 
 
 def _text_part(fields: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ PARAMS_FILE = "params.json"
 WEIGHTS_PREFIX = "consolidated"
 
 _DEFAULT_LENGTH = 128_000  # of params.json without a length, as in vLLM
+_END_ID = 2  # of </s>, in all published tokenizers of Mistral
 _FIELDS = {
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -67,19 +68,26 @@ def hf_config_of(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """
     fields = {_FIELDS.get(name, name): value for name, value in params.items()}
     moe, yarn = fields.pop("moe", None), fields.pop("yarn", None)
+    growth, windows = fields.pop("llama_4_scaling", None), fields.get("sliding_window")
     fields.setdefault("hidden_act", "silu")
     fields.setdefault("tie_word_embeddings", False)
     length = fields.pop("max_seq_len", None) or _DEFAULT_LENGTH
     fields.setdefault("max_position_embeddings", length)
+    fields.setdefault("sliding_window", None)  # config.json without it means another window
+    fields.setdefault("eos_token_id", _END_ID)
+    if fields.get("rope_theta") is None:
+        fields["rope_theta"] = 10_000.0 if windows else 1_000_000.0  # as in mistral-inference
     fields["model_type"], fields["architectures"] = "mistral", ["MistralForCausalLM"]
     if moe:
         _add_experts(fields, moe, file)
     if yarn:
         _add_yarn(fields, yarn, file)
+    if growth:
+        _add_growth(fields, growth, file)
     if fields.get("quantization"):
         fields["quantization_config"] = {"quant_method": "fp8"}
-    if isinstance(fields.get("sliding_window"), list):
-        _add_layer_types(fields, fields["sliding_window"], file)
+    if isinstance(windows, list):
+        _add_layer_types(fields, windows, file)
     return fields
 
 
@@ -145,11 +153,27 @@ def _add_yarn(fields: dict[str, Any], yarn: Any, file: Path) -> None:
     fields["rope_scaling"] = {"rope_type": "yarn", **scaling}
 
 
+def _add_growth(fields: dict[str, Any], growth: Any, file: Path) -> None:
+    """Queries that grow with the position, as in Ministral 3."""
+    length = "original_max_position_embeddings"
+    if not isinstance(growth, dict) or not {"beta", length} <= growth.keys():
+        raise ValueError(f"{file}: llama_4_scaling needs beta and {length}, not {growth!r:.100}")
+    scaling = fields.get("rope_scaling") or {"rope_type": "default"}
+    if fields["model_type"] != "mistral" or scaling.get(length, growth[length]) != growth[length]:
+        raise ValueError(
+            f"{file}: llama_4_scaling is not supported with experts or another {length} of yarn"
+        )
+    fields["model_type"], fields["architectures"] = "ministral3", ["Ministral3ForCausalLM"]
+    given = {"llama_4_scaling_beta": growth["beta"], length: growth[length]}
+    fields["rope_scaling"] = {**scaling, **given}
+
+
 def _add_layer_types(fields: dict[str, Any], windows: list[Any], file: Path) -> None:
     """A window for each of some layers, which repeat."""
     num_layers = fields.get("num_hidden_layers")
     used = {window for window in windows if window is not None}
-    if not isinstance(num_layers, int) or not windows or len(used) > 1:
+    is_mistral = fields["model_type"] == "mistral"
+    if not is_mistral or not isinstance(num_layers, int) or not windows or len(used) > 1:
         raise ValueError(f"{file}: sliding_window {windows} is not supported")
     kinds = ["full_attention" if one is None else "sliding_attention" for one in windows]
     fields["layer_types"] = [kinds[layer % len(kinds)] for layer in range(num_layers)]

@@ -109,6 +109,12 @@ class ModelPlan:
         return chain(self.embedding, *self.layers, self.final)
 
     @property
+    def windows(self) -> frozenset[int]:
+        """Sizes in tokens of the windows of its layers."""
+        windows = {op.window for op in self.ops if isinstance(op, Attend)}
+        return frozenset(window for window in windows if window is not None)
+
+    @property
     def has_rope(self) -> bool:
         return bool(self.rope_tables)
 

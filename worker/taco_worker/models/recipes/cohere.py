@@ -20,6 +20,9 @@ from taco_worker.models.plan.views import Flatten
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    # Command R's max_position_embeddings is only the rows of a table that nothing reads.
+    length = fields.size("model_max_length", "max_position_embeddings")
+    fields = ConfigFields({**fields.values, "max_position_embeddings": length})
     spec = cohere_spec(fields, default_theta=500_000.0)
     heads = spec.attention.heads
     if fields.flag("use_qk_norm", default=False):

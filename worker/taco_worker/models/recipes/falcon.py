@@ -7,16 +7,11 @@ from dataclasses import replace
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.attention_block import AttentionSpec, Heads, alibi_slopes
 from taco_worker.models.plan.builder import Module, layer_norm
-from taco_worker.models.plan.decoder_block import (
-    DecoderSpec,
-    Head,
-    LayerNorms,
-    Rotary,
-    Sizes,
-    decoder,
-)
+from taco_worker.models.plan.decoder_block import DecoderSpec, Head, LayerNorms, Rotary, Sizes
+from taco_worker.models.plan.decoder_block import decoder as build
 from taco_worker.models.plan.mlp_block import plain_mlp
 from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
+from taco_worker.models.rope import scaled_max_position_embeddings
 from taco_worker.models.rope_parsing import parse_rotary
 
 _LAYER = "h.{layer}"
@@ -24,6 +19,7 @@ _NAMES = TensorNames((("transformer.", ""),), (r"\.rotary_emb\.inv_freq$",))
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.only("apply_residual_connection_post_layernorm", False)
     hidden_size = fields.size("hidden_size", "n_embed")
     num_heads = fields.size("num_attention_heads", "n_head")
     # The first configs of 40B do not have the field, but its model_type.
@@ -43,18 +39,22 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         qkv_bias=bias,
         out_bias=bias,
     )
+    length = fields.size("max_position_embeddings", default=2048)
     rotary = None
     if fields.flag("alibi", default=False):
         # Falcon adds the biases before it scales.
         slopes = tuple(scale * slope for slope in alibi_slopes(num_heads))
         attention = replace(attention, alibi=slopes)
     else:
-        rotary = Rotary(settings={"rope": parse_rotary(fields.values)})
+        settings = parse_rotary({**fields.values, "max_position_embeddings": length})
+        rotary, length = (
+            Rotary(settings={"rope": settings}),
+            scaled_max_position_embeddings(settings, length),
+        )
     size = fields.optional_size("ffn_hidden_size") or 4 * hidden_size
     up = Module(f"{_LAYER}.mlp.dense_h_to_4h", size)
     down = Module(f"{_LAYER}.mlp.dense_4h_to_h", hidden_size)
     num_layers = fields.size("num_hidden_layers", "n_layer")
-    length = fields.size("max_position_embeddings", default=2048)
     spec = DecoderSpec(
         sizes=Sizes(fields.size("vocab_size"), hidden_size, num_layers, length),
         attention=attention,
@@ -67,7 +67,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         final_norm="ln_f",
         names=_NAMES,
     )
-    return decoder(architecture, spec)
+    return build(architecture, spec)
 
 
 def _norms(fields: ConfigFields, is_new: bool) -> LayerNorms:

@@ -12,8 +12,18 @@ from taco_worker.models.plan.sliding_windows import FULL, SLIDING, layer_types, 
 from taco_worker.models.recipes.gemma import gemma_spec, with_caps
 from taco_worker.models.rope_parsing import parse_layer_rotary
 
+# Of Gemma3TextConfig: the larger models' text_config lists only what differs.
+_DEFAULTS = {
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    given = {name: value for name, value in fields.values.items() if value is not None}
+    fields = ConfigFields({**fields.values, **_DEFAULTS, **given})
     fields.only("attn_logit_softcapping", None)
     period = fields.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
     local_theta = fields.positive("rope_local_base_freq", default=10_000.0)
