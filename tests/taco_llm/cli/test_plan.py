@@ -24,6 +24,7 @@ def test_a_plan_is_listed_before_and_after_lowering(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("LlamaForCausalLM: 3 layers, ")
     assert "KV cache: 192 numbers per token, 384 bytes in bf16" in lines
+    assert "rope table rope: 16 columns, theta 10,000.0, scaling none, growth none" in lines
     assert "layers 0 to 2, each" in lines
     (activation,) = (line for line in lines if line.startswith("  Activation"))
     assert "up[0:224] -> inner[0:112]" in activation
@@ -32,6 +33,16 @@ def test_a_plan_is_listed_before_and_after_lowering(
     fused = [line for line in lowered if line.endswith("gate_up_proj.weight; gate_mul; silu")]
     assert len(fused) == 3
     assert sum(line.endswith("the whole step") for line in lowered) == 3 * 2 + 2
+
+
+def test_the_scaling_of_positions_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+    path = make_checkpoint(tmp_path / "model", rope_parameters=rope)
+    assert main(["plan", str(path)]) == 0
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if "rope table" in one)
+    assert line.endswith("theta 500.0, scaling LinearScaling(factor=4.0), growth none")
 
 
 def test_int8_matrices_take_half_the_bytes(

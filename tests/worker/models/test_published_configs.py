@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from support.architectures.variants import VARIANTS
+from taco_worker.backends.cpu.logits_head import LogitsHead
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.ops.experts import Experts
+from taco_worker.models.plan.ops.linear import Linear
 from taco_worker.models.registry import find_recipe
 
 GEMMA_3_4B = {
@@ -97,3 +102,59 @@ def test_falcon_with_residuals_after_its_norms_is_rejected() -> None:
     fields = {**FALCON_7B, "apply_residual_connection_post_layernorm": True}
     with pytest.raises(ValueError, match="apply_residual_connection_post_layernorm True is not"):
         plan_of("RWForCausalLM", fields)
+
+
+@pytest.mark.parametrize("name", ["n_group", "topk_group", "n_shared_experts", "q_lora_rank"])
+def test_deepseek_v3_needs_fields_whose_absence_is_another_model(name: str) -> None:
+    config = VARIANTS["deepseek-v3-like"].config
+    with pytest.raises(KeyError, match=name):
+        plan_of("DeepseekV3ForCausalLM", {k: v for k, v in config.items() if k != name})
+
+
+def test_deepseek_v3_has_three_dense_layers_by_default() -> None:
+    config = {**VARIANTS["deepseek-v3-like"].config, "num_hidden_layers": 4}
+    del config["first_k_dense_replace"]
+    layers = plan_of("DeepseekV3ForCausalLM", config).layers
+    has_experts = [any(isinstance(op, Experts) for op in ops) for ops in layers]
+    assert has_experts == [False, False, False, True]
+
+
+def test_mixtral_without_theta_has_its_classes() -> None:
+    config = VARIANTS["mixtral-8x7b-like"].config
+    rope = ("rope_theta", "rope_parameters")
+    plan = plan_of("MixtralForCausalLM", {k: v for k, v in config.items() if k not in rope})
+    assert plan.rope_tables["rope"].rotary.theta == 1e6
+
+
+def test_ratio_of_chatglm_2_is_rejected_and_of_chatglm_3_followed() -> None:
+    config = VARIANTS["chatglm3-6b-like"].config
+    config = {**config, "padded_vocab_size": 65_024, "rope_ratio": 50}
+    for name in ({"_name_or_path": "THUDM/chatglm2-6b-32k"}, {}):
+        with pytest.raises(ValueError, match="rope_ratio 50 is not supported"):
+            plan_of("ChatGLMModel", {**config, **name})
+    plan = plan_of("ChatGLMModel", {**config, "_name_or_path": "THUDM/chatglm3-6b-32k"})
+    assert plan.rope_tables["rope"].rotary.theta == 500_000.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_theta must"),
+        ({"layer_types": ["x" * 10_000]}, "layer_types must be a list"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": 5}}, "mrope_section must be 3"),
+        ({"num_attention_heads": 3840 * 2, "head_dim": None}, "num_attention_heads 7680 is more"),
+    ],
+)
+def test_errors_are_short_and_name_the_field(fields: dict[str, Any], message: str) -> None:
+    config = {**COMMAND_R, "tie_word_embeddings": True, "hidden_size": 3840, **fields}
+    with pytest.raises(ValueError, match=message) as raised:
+        plan_of("Cohere2ForCausalLM", config)
+    assert len(str(raised.value)) < 200
+
+
+def test_a_head_of_three_matrices_is_rejected() -> None:
+    plan = plan_of("FalconForCausalLM", FALCON_7B)
+    (linear,) = (op for op in plan.logits if isinstance(op, Linear))
+    head = SimpleNamespace(logits=[linear] * 3)
+    with pytest.raises(ValueError, match="2 matrices of logits at most, not 3"):
+        LogitsHead(cast(ModelPlan, head))

@@ -54,6 +54,12 @@ def _totals(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
     yield f"KV cache: {numbers}, {kv_bytes:,} bytes in {kv_type}"
     yield f"products: {flops:,} FLOPs per token, logits included"
     yield f"longest sequence: {plan.max_position_embeddings:,} tokens"
+    for name, table in plan.rope_tables.items():
+        rotary = table.rotary
+        scaling, growth = rotary.scaling or "none", table.growth or "none"
+        sections = f", sections {list(rotary.sections)}" if rotary.sections else ""
+        numbers = f"{table.rotary_dim} columns{sections}, theta {rotary.theta:,}"
+        yield f"rope table {name}: {numbers}, scaling {scaling!s:.400}, growth {growth}"
 
 
 def _equal_layers(plan: ModelPlan) -> Iterator[tuple[int, int, Sequence[Op]]]:

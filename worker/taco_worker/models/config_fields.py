@@ -84,6 +84,12 @@ class ConfigFields:
         """A positive integer, or None if the field is missing or null."""
         return None if self.get(*names) is None else self.size(*names)
 
+    def nullable_size(self, name: str) -> int | None:
+        """A positive integer, or None if the field is null; it must be there."""
+        if name not in self.values:
+            raise KeyError(name)
+        return self.optional_size(name)
+
     def optional_number(self, *names: str) -> float | None:
         return None if self.get(*names) is None else self.number(*names)
 
@@ -111,7 +117,7 @@ class ConfigFields:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) != num_layers:
-            raise ValueError(f"{name} must be a list of {num_layers} items, not {value!r}")
+            raise ValueError(f"{name} must be a list of {num_layers} items, not {value!r:.100}")
         return value
 
     def _find(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:

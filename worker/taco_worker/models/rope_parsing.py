@@ -120,10 +120,15 @@ def _parse(
         raise ValueError(f"partial_rotary_factor must be at most 1, not {partial}")
     if given.get("mrope_interleaved"):
         raise ValueError("mrope_interleaved is not supported, only consecutive sections")
-    sections = tuple(given.get("mrope_section") or ())
+    sections = given.get("mrope_section") or ()
+    if not isinstance(sections, list | tuple):
+        raise ValueError(f"mrope_section must be {_AXES} integers, not {sections!r:.100}")
+    sections = tuple(sections)
     if sections and (len(sections) != _AXES or not all(map(_is_size, sections))):
         raise ValueError(f"mrope_section must be {_AXES} integers, not {list(sections)}")
     scaling = _parse_scaling(given, hf_config, partial)
+    if isinstance(scaling, YarnScaling) and theta <= 1:
+        raise ValueError(f"rope_theta must be above 1 with yarn, not {theta}")
     # These frequencies are spaced over the whole head, most of which turns by the angle 0.
     whole_head = isinstance(scaling, ProportionalScaling)
     return RotaryConfig(theta, scaling, 1.0 if whole_head else partial, sections)

@@ -35,5 +35,8 @@ class LogitsHead:
         if not matrices:
             return
         *projections, self.matrix = matrices
-        if projections:
-            (self.projection,) = projections
+        if len(projections) > 1:
+            raise ValueError(
+                f"the CPU kernels run 2 matrices of logits at most, not {len(matrices)}"
+            )
+        self.projection = projections[0] if projections else None

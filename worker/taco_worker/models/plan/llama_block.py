@@ -80,6 +80,8 @@ def read_heads(fields: ConfigFields, *, default_head_dim: int | None = None) -> 
     num_heads = fields.size("num_attention_heads")
     default = default_head_dim or fields.size("hidden_size") // num_heads
     head_dim = fields.optional_size("head_dim") or default
+    if not head_dim:
+        raise ValueError(f"num_attention_heads {num_heads} is more than hidden_size")
     return Heads(num_heads, fields.size("num_key_value_heads", default=num_heads), head_dim)
 
 

@@ -40,6 +40,10 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     num_kv_heads = fields.size("multi_query_group_num", default=1) if shares_kv else num_heads
     heads = Heads(num_heads, num_kv_heads, fields.size("kv_channels", default=128))
     length = fields.size("seq_length")
+    # ChatGLM 2 divides positions by it. Only a name tells its configs from ChatGLM 3's.
+    is_3 = "chatglm3" in fields.text("_name_or_path", default="")
+    if fields.get("padded_vocab_size") == 65_024 and not is_3:
+        fields.only("rope_ratio", 1)
     theta = 10_000.0 * fields.positive("rope_ratio", default=1.0)
     # Dynamic scaling reads the length by the name of other architectures.
     rope_fields = {"max_position_embeddings": length, **fields.values}

@@ -15,11 +15,12 @@ from taco_worker.models.rope import RotaryConfig, YarnScaling, scaled_max_positi
 from taco_worker.models.rope_parsing import parse_rotary
 
 _LAYER = "model.layers.{layer}"
+_V2 = "DeepseekV2ForCausalLM"
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     hidden_size, num_layers = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    num_dense = fields.count("first_k_dense_replace", default=0)
+    num_dense = fields.count("first_k_dense_replace", default=0 if architecture == _V2 else 3)
     mixture = mixture_of_experts(fields, architecture) if num_dense < num_layers else None
     norm = rms(fields.epsilon("rms_norm_eps", default=1e-6))
     rotary = parse_rotary(fields.values)
@@ -52,12 +53,11 @@ def attention_spec(
     if isinstance(rotary.scaling, YarnScaling):
         scale *= rotary.scaling.score_factor
     rotary.check(rope_dim)
-    is_v2 = architecture == "DeepseekV2ForCausalLM"
-    interleaved = is_v2 or fields.flag("rope_interleave", default=True)
+    interleaved = architecture == _V2 or fields.flag("rope_interleave", default=True)
     return LatentAttentionSpec(
         f"{_LAYER}.self_attn",
         fields.size("num_attention_heads"),
-        fields.optional_size("q_lora_rank"),
+        fields.nullable_size("q_lora_rank"),
         fields.size("kv_lora_rank"),
         nope_dim,
         rope_dim,

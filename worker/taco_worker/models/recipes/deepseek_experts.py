@@ -9,12 +9,17 @@ _MLP = "model.layers.{layer}.mlp"
 
 
 def mixture_of_experts(
-    fields: ConfigFields, architecture: str, *, default_scale: float = 2.5
+    fields: ConfigFields,
+    architecture: str,
+    *,
+    default_scale: float = 2.5,
+    default_groups: int | None = None,
 ) -> MoeSpec:
     """The mixture of V3, and of V2 if the architecture is V2.
 
     Args:
         default_scale: routed_scaling_factor of V3's configs without it.
+        default_groups: n_group and topk_group of configs without them; None: they are needed.
 
     Raises:
         ValueError: the published code has the router, but no published model does.
@@ -32,7 +37,7 @@ def mixture_of_experts(
     size, hidden_size = fields.size("moe_intermediate_size"), fields.size("hidden_size")
     activation = fields.activation("hidden_act", default="silu")
     gate_up, down = expert_layouts(f"{_MLP}.experts", size, hidden_size)
-    shared = fields.optional_size("n_shared_experts")
+    shared = fields.nullable_size("n_shared_experts")
     return MoeSpec(
         fields.size("n_routed_experts"),
         fields.size("num_experts_per_tok"),
@@ -45,8 +50,8 @@ def mixture_of_experts(
         down=down,
         correction_bias=None if is_v2 else f"{_MLP}.gate.e_score_correction_bias",
         scale=fields.positive("routed_scaling_factor", default=1.0 if is_v2 else default_scale),
-        num_groups=fields.size("n_group", default=1) if has_groups else 1,
-        top_groups=fields.size("topk_group", default=1) if has_groups else 1,
+        num_groups=fields.size("n_group", default=default_groups) if has_groups else 1,
+        top_groups=fields.size("topk_group", default=default_groups) if has_groups else 1,
         group_score="max" if is_v2 else "sum_of_two",
         shared=None
         if shared is None

@@ -17,7 +17,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     num_dense = fields.count("first_k_dense_replace", default=1)
     mixture = None
     if num_dense < num_layers:
-        mixture = mixture_of_experts(fields, architecture, default_scale=1.0)
+        mixture = mixture_of_experts(fields, architecture, default_scale=1.0, default_groups=1)
     spec = llama_spec(
         fields,
         qkv_bias=fields.flag("attention_bias", default=False),

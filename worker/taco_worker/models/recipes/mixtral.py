@@ -16,6 +16,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     spec = llama_spec(
         fields,
         eps=1e-5,
+        default_theta=1e6,
         windows=[fields.optional_size("sliding_window")] * num_layers,
         mixtures=[mixture_of_experts(fields)] * num_layers,
     )
