@@ -164,6 +164,7 @@ def test_rope_settings_on_learned_positions(tmp_path: Path) -> None:
 def test_qwen2_windows_with_and_without_layer_types(tmp_path: Path) -> None:
     fields = {
         "architectures": ["Qwen2ForCausalLM"],
+        "num_key_value_heads": 4,
         "use_sliding_window": True,
         "sliding_window": 32,
         "max_window_layers": 1,
@@ -223,7 +224,11 @@ def test_bad_config(tmp_path: Path, content: str, message: str) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
         ({"quantization_config": "gptq"}, "quantization_config must be an object"),
         (
-            {"architectures": ["MistralForCausalLM"], "hidden_size": None},
+            {
+                "architectures": ["MistralForCausalLM"],
+                "num_key_value_heads": 4,
+                "hidden_size": None,
+            },
             "hidden_size must be a positive integer, not None",
         ),
         ({"architectures": 7}, "architectures must be a list of names, not 7"),

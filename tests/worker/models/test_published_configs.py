@@ -158,3 +158,18 @@ def test_a_head_of_three_matrices_is_rejected() -> None:
     head = SimpleNamespace(logits=[linear] * 3)
     with pytest.raises(ValueError, match="2 matrices of logits at most, not 3"):
         LogitsHead(cast(ModelPlan, head))
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("GemmaForCausalLM", "Gemma2ForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM"),
+        *("Glm4MoeForCausalLM", "GptOssForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+        *("Ministral3ForCausalLM", "PhimoeForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+        *("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "SmolLM3ForCausalLM"),
+        *("StableLmForCausalLM", "Starcoder2ForCausalLM"),
+    ],
+)
+def test_kv_heads_are_needed_where_the_class_has_a_number(architecture: str) -> None:
+    with pytest.raises(KeyError, match="num_key_value_heads"):
+        plan_of(architecture, {"num_attention_heads": 4, "hidden_size": 64})

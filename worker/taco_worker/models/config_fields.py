@@ -86,8 +86,7 @@ class ConfigFields:
 
     def nullable_size(self, name: str) -> int | None:
         """A positive integer, or None if the field is null; it must be there."""
-        if name not in self.values:
-            raise KeyError(name)
+        self.needs(name)
         return self.optional_size(name)
 
     def optional_number(self, *names: str) -> float | None:
@@ -99,6 +98,16 @@ class ConfigFields:
     def get(self, *names: str, default: Any = None) -> Any:
         """The first field that is there and not null, as it is."""
         return next((self.values[n] for n in names if self.values.get(n) is not None), default)
+
+    def needs(self, *names: str) -> None:
+        """Refuse a config without a field, where the published class has a number for it.
+
+        Raises:
+            KeyError: a field is missing. null is a value.
+        """
+        for name in names:
+            if name not in self.values:
+                raise KeyError(name)
 
     def only(self, name: str, *allowed: object) -> None:
         """Refuse values of a field that change the model in a way that is not supported.

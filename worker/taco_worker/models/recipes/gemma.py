@@ -21,6 +21,7 @@ SANDWICH = LayerNorms(
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     activation = fields.activation("hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
     if fields.get("hidden_activation") is None and activation == "gelu":
         activation = "gelu_tanh"  # the first configs named it so

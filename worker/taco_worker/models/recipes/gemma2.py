@@ -10,6 +10,7 @@ from taco_worker.models.recipes.gemma import gemma_spec, with_caps
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     activation = fields.activation("hidden_activation", default="gelu_pytorch_tanh")
     windows = windows_by_type(fields, period=2, default_window=4096)
     spec = gemma_spec(fields, activation, windows=windows)

@@ -11,6 +11,7 @@ from taco_worker.models.plan.model_plan import ModelPlan
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     return decoder(architecture, glm_spec(fields))
 
 

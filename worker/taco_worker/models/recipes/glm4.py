@@ -15,4 +15,5 @@ _NORMS = LayerNorms(
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     return decoder(architecture, replace(glm_spec(fields), norms=_NORMS))

@@ -13,6 +13,7 @@ from taco_worker.models.recipes.deepseek_experts import mixture_of_experts
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     num_layers = fields.size("num_hidden_layers")
     num_dense = fields.count("first_k_dense_replace", default=1)
     mixture = None

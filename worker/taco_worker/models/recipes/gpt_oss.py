@@ -28,6 +28,7 @@ _YARN = {
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     rope = fields.get("rope_parameters", "rope_scaling", default=_YARN)
     settings = parse_rotary({**fields.values, "rope_parameters": rope}, default_theta=150_000.0)
     bias = fields.flag("attention_bias", default=True)

@@ -11,6 +11,7 @@ from taco_worker.models.rope_parsing import parse_rotary
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     rope = fields.get("rope_parameters", "rope_scaling", default={})
     parameters = ConfigFields(rope)
     length = parameters.size(

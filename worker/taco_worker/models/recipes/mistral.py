@@ -13,6 +13,7 @@ _DEFAULT_WINDOW = 4096
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     window = fields.optional_size("sliding_window")
     if "sliding_window" not in fields.values:
         window = _DEFAULT_WINDOW

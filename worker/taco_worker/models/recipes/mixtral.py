@@ -12,6 +12,7 @@ _MOE = f"{LAYER}.block_sparse_moe"
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     num_layers = fields.size("num_hidden_layers")
     spec = llama_spec(
         fields,

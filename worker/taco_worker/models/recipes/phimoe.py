@@ -13,6 +13,7 @@ from taco_worker.models.recipes.mixtral import mixture_of_experts
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     fields.only("num_experts_per_tok", 2)  # the router's definition
     bias = fields.flag("attention_bias", default=False)
     num_layers = fields.size("num_hidden_layers")

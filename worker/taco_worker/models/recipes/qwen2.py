@@ -9,4 +9,5 @@ from taco_worker.models.recipes.llama import llama
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     return llama(fields, architecture, qkv_bias=True, windows=windows_by_depth(fields))

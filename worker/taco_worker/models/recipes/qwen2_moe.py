@@ -14,6 +14,7 @@ from taco_worker.models.plan.sliding_windows import windows_by_depth
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     experts = qwen_experts(fields, fields.size("moe_intermediate_size"))
     shared = gated_mlp(
         f"{MLP}.shared_expert",

@@ -11,6 +11,7 @@ from taco_worker.models.rope_parsing import parse_rotary
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     if not parse_rotary(fields.values).sections:
         raise ValueError(f"{architecture} needs an mrope_section in rope_scaling")
     spec = llama_spec(

@@ -12,6 +12,7 @@ from taco_worker.models.plan.sliding_windows import windows_by_depth
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     bias = fields.flag("attention_bias", default=False)
     spec = llama_spec(
         fields,

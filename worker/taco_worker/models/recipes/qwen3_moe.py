@@ -12,6 +12,7 @@ from taco_worker.models.recipes.qwen2_moe import mixtures, qwen_experts
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     bias = fields.flag("attention_bias", default=False)
     has_window = fields.flag("use_sliding_window", default=False)
     window = fields.size("sliding_window") if has_window else None

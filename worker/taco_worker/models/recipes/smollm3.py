@@ -14,6 +14,7 @@ _DEFAULT_THETA = 2e6
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     bias = fields.flag("attention_bias", default=False)
     spec = llama_spec(
         fields,

@@ -14,6 +14,7 @@ _HEAD_WEIGHTS = "layernorm.norms.{head}"
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     eps = fields.epsilon("layer_norm_eps", "norm_eps", default=1e-5)
     spec = llama_spec(
         fields,

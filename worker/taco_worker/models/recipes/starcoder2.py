@@ -10,6 +10,7 @@ from taco_worker.models.plan.model_plan import ModelPlan
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
+    fields.needs("num_key_value_heads")
     fields.only("mlp_type", "default")
     fields.only("norm_type", "layer_norm")
     bias = fields.flag("use_bias", default=True)
