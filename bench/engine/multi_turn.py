@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import shutil
 import tempfile
@@ -26,7 +25,7 @@ from typing import Any
 
 from bench import record
 from bench.interval import Interval, ratio_interval
-from bench.worker.cpu_step import QWEN2_05B
+from bench.peers.make_checkpoint import SHAPES, write_config
 from taco_llm import AsyncLLMEngine, EngineArgs, SamplingParams
 
 USER_TOKENS = 64  # tokens that a turn adds to its conversation
@@ -181,7 +180,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     scenarios = {"reuse": reuse, "none": nothing_reused, "restart": restart}
     with tempfile.TemporaryDirectory() as model:
-        (Path(model) / "config.json").write_text(json.dumps(QWEN2_05B))
+        write_config(Path(model), SHAPES["qwen2-0.5b"])
         for name in args.scenarios or SCENARIOS:
             figures[name] = await scenarios[name](model, num_blocks, args)
             print(name, figures[name], flush=True)

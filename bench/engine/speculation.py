@@ -15,7 +15,6 @@ tokens that never repeat.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -30,8 +29,8 @@ from typing import Any
 
 from bench import record
 from bench.interval import ratio_interval
+from bench.peers.make_checkpoint import SHAPES, write_config
 from bench.services.served_engine import ServedEngine
-from bench.worker.cpu_step import QWEN2_05B
 from taco_llm import LLM, SamplingParams
 from taco_scheduler.state.counters import Counters
 
@@ -244,7 +243,7 @@ def model_directory(name: str) -> Iterator[str]:
         yield name
         return
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(QWEN2_05B))
+        write_config(Path(directory), SHAPES["qwen2-0.5b"])
         yield directory
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 SEED = 0
 SPECIAL_TOKENS = ("<|endoftext|>", "<|bos|>", "<|pad|>")
@@ -108,12 +109,8 @@ def main() -> None:
 
 
 def make_checkpoint(directory: Path, config: dict[str, Any]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
-    options = dict(config)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(options.pop("model_type"), **options), dtype=torch.bfloat16
-    )
+    model = AutoModelForCausalLM.from_config(_hf_config(config), dtype=torch.bfloat16)
     model.save_pretrained(directory)
     _tokenizer(config["vocab_size"]).save(str(directory / "tokenizer.json"))
     tokenizer_config = {
@@ -123,6 +120,19 @@ def make_checkpoint(directory: Path, config: dict[str, Any]) -> None:
         "pad_token": SPECIAL_TOKENS[2],
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+
+
+def write_config(directory: Path, config: dict[str, Any]) -> None:
+    """Writes config.json alone, for models with random weights."""
+    found = _hf_config(config)
+    found.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[found.model_type]]
+    found.dtype = torch.bfloat16
+    found.save_pretrained(directory)
+
+
+def _hf_config(config: dict[str, Any]) -> PretrainedConfig:
+    options = dict(config)
+    return AutoConfig.for_model(options.pop("model_type"), **options)
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:

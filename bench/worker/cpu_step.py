@@ -1,48 +1,36 @@
 """Time of a step on the CPU kernels by part: layers, last stage, host.
 
-    python -m bench.worker.cpu_step [--quantization int8] [--kv-cache-dtype int8] [--rounds 5]
-        [--save]
+    python -m bench.worker.cpu_step [--shape qwen2-0.5b] [--quantization int8]
+        [--kv-cache-dtype int8] [--rounds 5] [--save]
 
-Uses a model of Qwen2-0.5B's shape with random weights. The lower bound of a decode step is the time
-to read the weights once, at the bandwidth in --gb-per-s (bench.kernels.roofline measures it).
+The model has random weights. The lower bound of a decode step is the time to read its matrices
+once, at the bandwidth in --gb-per-s (bench.kernels.roofline measures it).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bench import record
+from bench.peers.make_checkpoint import SHAPES, write_config
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
+from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.worker import Worker
 
-QWEN2_05B: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": True,
-    "dtype": "bfloat16",
-}
 MAX_MODEL_LEN = 2048
+# Prompts have ids that every shape knows.
+LOWEST_VOCAB_SIZE = 8192
 NUM_BLOCKS = 1024
 # Number of sequences, and the tokens of each prompt.
 PROMPT_LEN = 128
@@ -79,6 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--shape", choices=SHAPES, default="qwen2-0.5b")
     parser.add_argument("--quantization", choices=["int8"])
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
@@ -86,7 +75,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(QWEN2_05B))
+        write_config(Path(folder), SHAPES[args.shape])
         model = ModelConfig(
             model=folder,
             load_format="dummy",
@@ -118,11 +107,23 @@ def main() -> None:
             worker.reset()
             parts.append(measure(worker, timed, join(1, prompt_len)))
         figures[name] = report(name, parts)
+    num_bytes = matrix_bytes(timed._model.plan, args.quantization)
+    figures_and_bound: dict[str, object] = {"milliseconds": figures, "matrix_bytes": num_bytes}
     if args.gb_per_s:
-        print(f"floor of a decode step: {timed._model.weight_bytes / args.gb_per_s / 1e6:.1f} ms")
+        bound = num_bytes / args.gb_per_s / 1e6
+        whole = figures["decode, 1 sequence"]["whole"]
+        print(f"lower bound, 1 sequence: {bound:.1f} ms, {bound / whole:.2f} of the time")
+        figures_and_bound["gb_per_s"] = args.gb_per_s
     if args.save:
+        name = "cpu_step" if args.shape == "qwen2-0.5b" else f"cpu_step_{args.shape}"
         suffix = f"_{args.quantization}" if args.quantization else ""
-        record.save(f"cpu_step{suffix}", {"milliseconds": figures})
+        record.save(f"{name}{suffix}", figures_and_bound)
+
+
+def matrix_bytes(plan: ModelPlan, quantization: str | None) -> int:
+    """Bytes of the matrices that one token's step reads, each once; of experts, the chosen ones."""
+    num_elements = sum(op.flops_per_token for op in (*plan.ops, *plan.logits)) // 2
+    return num_elements * (1 if quantization else 2)
 
 
 def report(name: str, parts: list[dict[str, float]]) -> dict[str, float]:
@@ -176,7 +177,7 @@ def join(count: int, prompt_len: int) -> StepPlan:
         num_prompt_tokens=each(prompt_len),
         num_tokens=each(prompt_len),
         num_computed_tokens=each(0),
-        token_ids=rng.integers(0, QWEN2_05B["vocab_size"], count * prompt_len, dtype=np.int32),
+        token_ids=rng.integers(0, LOWEST_VOCAB_SIZE, count * prompt_len, dtype=np.int32),
         num_blocks=each(blocks),
         block_ids=np.arange(count * blocks, dtype=np.int32),
         sampling=(SamplingParams(temperature=0.0, seed=0),) * count,
