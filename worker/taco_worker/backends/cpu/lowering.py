@@ -23,6 +23,7 @@ from taco_worker.backends.cpu.lowered_ops import (
     LoweredProgram,
     MatrixType,
 )
+from taco_worker.backends.cpu.readers import Readers
 from taco_worker.backends.cpu.stages import (
     cut_into_stages,
     layer_ends,
@@ -104,14 +105,14 @@ class _Lowering:
         self.gated: set[str] = set()
         self._plan = plan
         self._types = types
-        self._ops: list[Op] = []
+        self._readers = Readers(plan, types)
+        self._ops = tuple(plan.ops)
         self._index = 0
         # Operand buffers that hold the current values of some columns.
         self._operands: dict[tuple[Slice, MatrixType], Slice] = {}
 
     def run(self) -> None:
         plan = self._plan
-        self._ops = list(plan.ops)
         ends = layer_ends(plan)
         writes = [i for i, op in enumerate(self._ops) if isinstance(op, WriteKV)]
         last_write = max(writes, default=-1)
@@ -199,7 +200,7 @@ class _Lowering:
         )
 
     def _norm(self, op: Norm) -> None:
-        kind = self._operand_type(op.out)
+        kind = self._readers.operand_type(op.out, self._index)
         is_whole = op.group is None or op.group == op.x.size
         out = op.out
         if kind != "f32" and is_whole:
@@ -228,17 +229,17 @@ class _Lowering:
         activation: ActivationKind | Literal["none"] = "none"
         alpha = limit = 0.0
         following = self._next()
-        if isinstance(following, Activation) and self._only_reader(op.out, following):
+        if isinstance(following, Activation) and self._can_apply(following, op.out, x):
             self._index += 1
             out, activation = following.out, following.kind
             alpha, limit = following.alpha, _limit(following)
             if following.gated:
                 epilogue = "gate_mul"
                 self.gated.add(op.weight)
-        elif (target := self._take_sum(op.out)) is not None:
+        elif (target := self._take_sum(op.out, x)) is not None:
             out, epilogue = target, "add"
         written = out
-        if epilogue != "add" and self._operand_type(out) == "bf16":
+        if epilogue != "add" and self._readers.operand_type(out, self._index) == "bf16":
             written = self._new_operands(out, "bf16")
             self.has_tail.add(written.buffer)
         lowered = LoweredOp(
@@ -282,7 +283,7 @@ class _Lowering:
 
     def _attend(self, op: Attend) -> None:
         out = op.out
-        if self._operand_type(op.out) == "bf16":
+        if self._readers.operand_type(op.out, self._index) == "bf16":
             out = self._new_operands(op.out, "bf16")
             self.has_tail.add(out.buffer)
         self._emit(
@@ -298,7 +299,7 @@ class _Lowering:
 
     def _experts(self, op: Experts) -> None:
         x = self._encoded(op.x, self._types[op.gate_up])
-        target = self._take_sum(op.out)
+        target = self._take_sum(op.out, x)
         self._emit(
             LoweredOp(
                 kind="experts",
@@ -334,46 +335,29 @@ class _Lowering:
         following = self._index + 1
         return self._ops[following] if following < len(self._ops) else None
 
-    def _take_sum(self, y: Slice) -> Slice | None:
-        """If the next op alone reads `y` and adds it to columns, skip that op; these columns."""
+    def _can_apply(self, activation: Activation, y: Slice, x: Slice) -> bool:
+        """Whether the product of `x` that writes `y` can write the activation's output instead."""
+        return (
+            activation.x == y
+            and not activation.out.overlaps(x)
+            and self._readers.is_only(activation, y, self._index)
+        )
+
+    def _take_sum(self, y: Slice, x: Slice | None = None) -> Slice | None:
+        """If the next op alone reads `y` and adds it to columns, skip that op; these columns.
+
+        Args:
+            x: what the current op reads; it cannot write there before all is read.
+        """
         following = self._next()
         if not isinstance(following, Add) or following.y != y or following.scale != 1.0:
             return None
-        if not self._only_reader(y, following):
+        if x is not None and following.x.overlaps(x):
+            return None
+        if not self._readers.is_only(following, y, self._index):
             return None
         self._index += 1
         return following.x
-
-    def _only_reader(self, part: Slice, op: Op) -> bool:
-        readers = self._readers(part, self._index + 1)
-        return len(readers) == 1 and readers[0] is op
-
-    def _operand_type(self, part: Slice) -> MatrixType:
-        """The operands that `part` can be written as: products of one type are its only readers."""
-        readers = self._readers(part, self._index + 1)
-        kinds = {self._type_of_factor(op, part) for op in readers}
-        return kinds.pop() if len(kinds) == 1 else "f32"
-
-    def _type_of_factor(self, op: Op, part: Slice) -> MatrixType:
-        """The operands as which `op` reads `part`."""
-        match op:
-            case Linear(x=x, weight=weight) if x == part:
-                return self._types[weight]
-            case Experts(x=x, gate_up=gate_up) if x == part:
-                return self._types[gate_up]
-        return "f32"
-
-    def _readers(self, part: Slice, start: int) -> list[Op]:
-        """The ops from `start` on that read the current values of `part`."""
-        readers: list[Op] = []
-        if part.overlaps(self._plan.hidden):
-            return [*self._ops[-1:]]  # it is returned
-        for op in self._ops[start:]:
-            if any(one.overlaps(part) for one in op.reads):
-                readers.append(op)
-            if any(one.covers(part) for one in op.writes):
-                break
-        return readers
 
     def _encoded(self, x: Slice, kind: MatrixType) -> Slice:
         """`x` as operands; they are written if no op wrote them before."""
