@@ -164,7 +164,7 @@ def test_a_text_that_cannot_continue_is_an_error_of_its_row(tokenizer: LLTokeniz
     failed = masks_of(made, [97] if not masks_of(made, []).error else [])
     assert failed.error_code is RowErrorCode.NO_ALLOWED_TOKEN
     assert "no token" in failed.error
-    assert ids_of(failed.bits[0]) == set(EOS), "sampling of other rows goes on"
+    assert ids_of(failed.bits[0]) == set(EOS), "sampling of other rows continues"
 
 
 def test_a_token_that_the_grammar_forbids_is_an_error_of_its_row(tokenizer: LLTokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Ops that look like a fused pair and are none: the CPU kernels compute what torch computes."""
+"""Ops that look like a pair to fuse: the CPU kernels compute what torch computes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from support.paged import PagedRunner
 from taco_kernels.kv_entry import KVEntry
 from taco_worker.models import registry
 from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.external_recipes import Recipe
 from taco_worker.models.plan.builder import Module, PlanBuilder, rms
 from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
 from taco_worker.models.plan.ops.activation import Activation
@@ -48,7 +49,7 @@ def activation_over_its_input(b: PlanBuilder, h: Slice) -> None:
     b.residual(h)
 
 
-def recipe_of(block: Block) -> registry.Recipe:
+def recipe_of(block: Block) -> Recipe:
     def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         b = PlanBuilder(vocab_size=VOCAB, hidden_size=HIDDEN)
         b.embed("embed")
