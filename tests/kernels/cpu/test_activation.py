@@ -18,6 +18,8 @@ from taco_kernels.reference.activation import ACTIVATIONS, GATED_ACTIVATIONS, ac
 
 # Values near 0 on the left are differences of numbers near x.
 CLOSE: dict[str, Any] = {"rtol": 1e-6, "atol": 2e-6}
+# The other half, up to 20, multiplies that error.
+GATED_CLOSE: dict[str, Any] = {"rtol": 1e-6, "atol": 4e-5}
 
 
 def inside(num_rows: int, size: int) -> Tensor:
@@ -46,7 +48,7 @@ def test_gate_times_up(
     out = inside(num_rows, size)
     kernels = kernels_of(isa, threads)
     assert activate_rows(kernels, x, kind, gated=True, out=out, **options) is out
-    torch.testing.assert_close(out, expected, **CLOSE)
+    torch.testing.assert_close(out, expected, **GATED_CLOSE)
     assert torch.equal(activate_rows(kernels, x, kind, gated=True, **options), out)
 
 

@@ -168,7 +168,8 @@ def test_a_reachable_server_without_tls_is_warned_about(
         assert process.stderr is not None
         assert any("listening on" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=PATIENCE_SECONDS)
+        rest = process.stderr.read()
+        process.wait(PATIENCE_SECONDS)
     finally:
         process.kill()
         process.wait()

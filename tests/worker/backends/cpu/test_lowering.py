@@ -30,6 +30,7 @@ OPT = {**LLAMA, "ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before"
 GPT2 = {"vocab_size": 100, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128}
 DEEPSEEK = {
     **LLAMA,
+    "q_lora_rank": None,
     "kv_lora_rank": 24,
     "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8,
@@ -38,6 +39,8 @@ DEEPSEEK = {
     "n_routed_experts": 8,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
     "moe_intermediate_size": 40,
 }
 CASES = {
