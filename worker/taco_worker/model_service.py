@@ -166,6 +166,13 @@ def _load(load: Callable[[], Model]) -> Model:
     # a decode step takes up to fifty times as long. Sleeping threads cost some wake-ups on a
     # machine without other work (bench/worker/threads.py).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    model = load()
-    gc.freeze()  # loaded objects stay: garbage collection need not walk them during steps
+    # Nearly all that is imported and loaded stays. Automatic collections would visit it again and
+    # again, for about a tenth of the start's CPU time.
+    gc.disable()
+    try:
+        model = load()
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()  # and need not visit it during steps either
     return model
