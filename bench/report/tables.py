@@ -63,6 +63,12 @@ def _text_cost(figures: Record) -> str:
     return f"{plain:.1f} µs ({stops:.1f}; {logprobs:.1f})"
 
 
+def _share_of_bandwidth(figures: Record) -> str:
+    step = figures["milliseconds"]["decode, 1 sequence"]["whole"]
+    bound = figures["matrix_bytes"] / figures["gb_per_s"] / 1e6
+    return f"{step:.0f} ms ({bound / step:.0%} of the memory bandwidth)"
+
+
 PARTS = (
     Row(
         "scheduler: host work of a decode step, 256 sequences",
@@ -103,6 +109,11 @@ PARTS = (
         "`taco_llm serve demo` to its first chat answer",
         "startup",
         lambda figures: f"{figures['first_answer_seconds']['median']:.1f} s",
+    ),
+    Row(
+        "CPU worker: decode step of one sequence, 2 layers of DeepSeek V3's shape",
+        "cpu_step_deepseek-v3-2-layers",
+        _share_of_bandwidth,
     ),
     Row(
         "import of the gateway",
@@ -148,6 +159,7 @@ def changed_pages(results: Path) -> Iterator[tuple[Path, str]]:
 def with_tables(text: str, results: Path) -> str:
     """Returns the page with current tables. Raises `KeyError` for an unknown table."""
     makers = {
+        "experts": experts_table,
         "highlights": highlights_table,
         "parts": parts_table,
         "peers": peers_table,
@@ -196,6 +208,21 @@ def roofline_table(results: Path) -> Iterator[str]:
     for name, peak in figures["peak_gops"].items():
         label = name.replace("_", " ").upper()
         yield f"| {label}, GFLOP/s | {peak['one_thread']:,.0f} | {peak['all_threads']:,.0f} |"
+
+
+def experts_table(results: Path) -> Iterator[str]:
+    """Yields the grouped product of a mixture's experts by rows, a line for each shape and type."""
+    layers = _read(results / "cpu_experts.json")["figures"]["layers"]
+    rows = sorted({layer["rows"] for layer in layers})
+    yield f"| shape, weights | {' | '.join(f'{count:,}' for count in rows)} |"
+    yield f"|---|{'---|' * len(rows)}"
+    for model, kind in dict.fromkeys((layer["model"], layer["type"]) for layer in layers):
+        cells = {
+            layer["rows"]: f"{layer['of_dense']:.2f} ({layer['share']:.2f})"
+            for layer in layers
+            if (layer["model"], layer["type"]) == (model, kind)
+        }
+        yield f"| {model}, {kind} | {' | '.join(cells[count] for count in rows)} |"
 
 
 def perplexity_table(results: Path) -> Iterator[str]:
