@@ -282,12 +282,13 @@ def _number(value: float) -> str:
 
 def _run_note(record: Record) -> str:
     figures, machine = record["figures"], record["machine"]
-    sets = ", ".join(machine.get("vector_sets", ())) or "unknown vector sets"
+    # The sets are in the order of their age, and the last includes the others.
+    newest = next(reversed(machine.get("vector_sets", ())), "unknown vector sets")
     peers = ", ".join(name for name in figures["engines"] if not name.startswith("taco"))
     return (
         f"{record['date']}, {machine['cpu']} with {figures['threads']} threads of "
-        f"{machine['cores']} cores ({sets}), {figures['model']}, {figures['pairs']} pairs; "
-        f"peers that ran: {peers or 'none'}."
+        f"{machine['cores']} cores ({newest}), {figures['model']}, {figures['pairs']} pairs; "
+        f"peers: {peers or 'none'}."
     )
 
 

@@ -166,7 +166,7 @@ def _load(load: Callable[[], Model]) -> Model:
     # a decode step takes up to fifty times as long. Sleeping threads cost some wake-ups on a
     # machine without other work (bench/worker/threads.py).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Nearly all that is imported and loaded stays. Automatic collections would visit it again and
+    # Nearly every imported and loaded object stays. Automatic collections would visit it again and
     # again, for about a tenth of the start's CPU time.
     gc.disable()
     try:
