@@ -28,7 +28,7 @@ LLAMA = {
 }
 OPT = {**LLAMA, "ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}
 GPT2 = {"vocab_size": 100, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128}
-DEEPSEEK = {
+DEEPSEEK: dict[str, Any] = {
     **LLAMA,
     "q_lora_rank": None,
     "kv_lora_rank": 24,
