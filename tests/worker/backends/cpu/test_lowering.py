@@ -43,7 +43,7 @@ DEEPSEEK: dict[str, Any] = {
     "topk_group": 2,
     "moe_intermediate_size": 40,
 }
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "DeepseekV3ForCausalLM": DEEPSEEK,
     "LlamaForCausalLM": LLAMA,
     "OPTForCausalLM": OPT,
