@@ -27,7 +27,7 @@ from taco_worker.execution.launched_step import LaunchedStep
 from taco_worker.execution.model_runner import ModelRunner
 from taco_worker.grammars.compiler import GrammarCompiler
 from taco_worker.grammars.slot_matchers import SlotMatchers
-from taco_worker.grammars.vocabulary import load_vocabulary
+from taco_worker.grammars.vocabulary import load_vocabulary, tokenizer_directory
 from taco_worker.kv_tiers.tier_factory import (
     fit_host_tier,
     make_disk_block_store,
@@ -114,7 +114,12 @@ class Worker:
         self._speculator = make_speculator(config.speculation, drafter, self._model, self._batch)
         vocab_size, eos_token_ids = self._model.plan.vocab_size, model_config.eos_token_ids
         self._grammars = GrammarCompiler(
-            lambda: load_vocabulary(model_config.directory, vocab_size, eos_token_ids)
+            lambda: load_vocabulary(
+                tokenizer_directory(config.model, model_config.directory),
+                vocab_size,
+                eos_token_ids,
+                mode=config.model.tokenizer_mode,
+            )
         )
         self._matchers = SlotMatchers(
             self._batch,

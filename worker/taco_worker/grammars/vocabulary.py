@@ -2,44 +2,90 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from taco_proto.config import ModelConfig
+from taco_worker.models.download import download_tokenizer
 
 if TYPE_CHECKING:  # loaded with the first grammar: workers without grammars need no library
     from llguidance import LLTokenizer
 
 _FILE = "tokenizer.json"
+_CONVERTER = "taco_worker.grammars.vocabulary_process"
+_MAX_SECONDS = 120.0
 
 
 class GrammarError(ValueError):
     """A grammar cannot be compiled. The message is for clients."""
 
 
-def load_vocabulary(directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Read the tokens of a checkpoint.
-
-    Args:
-        vocab_size: of the model's logits.
-        eos_token_ids: tokens that are allowed where a text is complete.
+def tokenizer_directory(config: ModelConfig, model_directory: Path) -> Path:
+    """The directory with the files of the tokenizer. May download them.
 
     Raises:
-        GrammarError: the checkpoint has no tokenizer.json, or its family is unknown.
+        GrammarError: they cannot be found.
+    """
+    if config.tokenizer is None:
+        return model_directory
+    directory = Path(config.tokenizer).expanduser()
+    if directory.is_dir():
+        return directory
+    download_dir = None if config.download_dir is None else Path(config.download_dir)
+    try:
+        return download_tokenizer(config.tokenizer, config.tokenizer_revision, download_dir)
+    except ValueError as error:
+        raise GrammarError(f"structured output needs the tokenizer: {error}") from None
+
+
+def load_vocabulary(
+    directory: Path, vocab_size: int, eos_token_ids: Sequence[int], *, mode: str = "auto"
+) -> LLTokenizer:
+    """Read the tokens of a checkpoint. A SentencePiece or tiktoken file is converted first.
+
+    Args:
+        directory: with the files of the tokenizer.
+        vocab_size: of the model's logits.
+        eos_token_ids: tokens that are allowed where a text is complete.
+        mode: the tokenizer mode; "mistral" reads only Mistral's own files.
+
+    Raises:
+        GrammarError: the checkpoint has no vocabulary that can be read, or its family is unknown.
     """
     from llguidance import LLTokenizer
 
-    path = directory / _FILE
-    if not path.is_file():
-        raise GrammarError(
-            f"structured output needs a {_FILE} in the model's folder, and this model has none"
-        )
     known = [token_id for token_id in eos_token_ids if token_id < vocab_size]
     if not known:
         raise GrammarError(
             "structured output needs an end-of-sequence token, and this model has none"
         )
+    path = directory / _FILE
+    text = path.read_text() if mode != "mistral" and path.is_file() else _converted(directory, mode)
     try:
-        return LLTokenizer(path.read_text(), n_vocab=None, eos_token=known)
+        return LLTokenizer(text, n_vocab=None, eos_token=known)
     except Exception as error:
         first = str(error).partition("\n")[0]
-        raise GrammarError(f"structured output cannot use this model's {_FILE}: {first}") from error
+        raise GrammarError(
+            f"structured output cannot use this model's tokenizer: {first}"
+        ) from error
+
+
+def _converted(directory: Path, mode: str) -> str:
+    """The text of a tokenizer.json.
+
+    Raises:
+        GrammarError: no file can be converted.
+    """
+    command = [sys.executable, "-P", "-m", _CONVERTER, str(directory), mode]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_MAX_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise GrammarError("structured output: converting the tokenizer takes too long") from None
+    if done.returncode != 0:
+        reason = done.stderr.decode(errors="replace").strip().splitlines()
+        shown = reason[-1] if reason else "its conversion exceeded a limit"
+        raise GrammarError(f"structured output cannot use this model's tokenizer: {shown}")
+    return done.stdout.decode()

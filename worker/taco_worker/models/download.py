@@ -18,7 +18,8 @@ from taco_common.progress import Progress
 from taco_worker.models.config_reading import config_file
 from taco_worker.models.mistral_format import PARAMS_FILE, WEIGHTS_PREFIX
 
-_CONFIG_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
+_TOKENIZER_PATTERNS = ["*.json", "*.txt", "*.model", "*.model.v[0-9]*", "*.tiktoken"]
+_CONFIG_PATTERNS = [*_TOKENIZER_PATTERNS, "*.jinja"]
 _SAFETENSORS_PATTERNS = ["*.safetensors"]
 _CONSOLIDATED_PATTERNS = [f"{WEIGHTS_PREFIX}*.safetensors"]
 _STATE_DICT_PATTERNS = ["*.bin", "medusa_lm_head.pt"]
@@ -54,6 +55,16 @@ def download_model(
     if not config_file(directory).is_file():
         raise ValueError(f"{model} on the hub is not a model: it has no config.json")
     return directory
+
+
+def download_tokenizer(name: str, revision: str | None, download_dir: Path | None) -> Path:
+    """Download the tokenizer of a hub id and return its directory; raises as `resolve_model`
+    does.
+    """
+    try:
+        return _download(name, _TOKENIZER_PATTERNS, _IGNORED_PATTERNS, revision, download_dir)
+    except Exception as error:
+        raise ValueError(_explain(error, name, revision)) from None
 
 
 def download_config(model: str, revision: str | None, download_dir: Path | None) -> Path:

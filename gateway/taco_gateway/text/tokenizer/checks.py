@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from taco_common.json_file import MAX_TOKENIZER_BYTES, JsonFileError, read_json_object
-from taco_gateway.text.tokenizer.conversion.convert import mistral_file
+from taco_common.tokenizer_files.convert import mistral_file
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 

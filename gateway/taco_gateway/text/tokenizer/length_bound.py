@@ -10,7 +10,8 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from taco_gateway.text.tokenizer.token_bytes import BYTE_LEVEL_ALPHABET, BYTE_TOKENS
+from taco_common.tokenizer_files.byte_level import BYTE_LEVEL_ALPHABET
+from taco_gateway.text.tokenizer.token_bytes import BYTE_TOKENS
 
 # Composition divides the bytes by three at most: a Hangul syllable has 3 bytes and its letters have
 # 9; the Kelvin sign of 3 bytes becomes a K.

@@ -21,18 +21,22 @@ from taco_common.json_file import (
     MAX_TOKENIZER_BYTES,
     JsonFileError,
     parse_json_object,
-    read_json_object,
     read_text_file,
 )
 from taco_common.progress import Progress
+from taco_common.tokenizer_files.convert import mistral_file, vocabulary_file
+from taco_common.tokenizer_files.settings_files import (
+    read_added_ids,
+    read_optional_json,
+    read_settings,
+)
 from taco_gateway.text.tokenizer.checks import (
     VOCABULARY_FILES,
     check_tokenizer,
     require_vocabulary,
     vocab_size_of,
 )
-from taco_gateway.text.tokenizer.conversion.convert import mistral_file, vocabulary_file
-from taco_gateway.text.tokenizer.conversion.converted import converted_tokenizer
+from taco_gateway.text.tokenizer.converted import converted_tokenizer
 from taco_gateway.text.tokenizer.safety import decoding_risk, encoding_risk
 from taco_gateway.text.tokenizer.sandboxed import SandboxedTokenizer
 from taco_gateway.text.tokenizer.settings import complete, content
@@ -80,19 +84,13 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
 
 def _load(directory: Path, mode: str) -> Tokenizer:
     with _load_errors(directory), panics_as_errors():
-        settings = _read_settings(directory)
+        settings = read_settings(directory)
         described = _tokenizer_json(directory, mode, settings)
         if described is None:
             return _load_with_transformers(directory, mode, _own_settings(directory, settings))
         text, settings, file = described
         own = _own_settings(directory, settings)
         return _fast_tokenizer(text, parse_json_object(text, file), own, settings)
-
-
-def _read_settings(directory: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json, and what only special_tokens_map.json has."""
-    settings = _read_json(directory / "tokenizer_config.json")
-    return _read_json(directory / "special_tokens_map.json") | settings
 
 
 def _own_settings(directory: Path, settings: dict[str, Any]) -> TokenizerSettings:
@@ -122,7 +120,7 @@ def _tokenizer_json(
     vocabulary = (mistral_file if mode == "mistral" else vocabulary_file)(directory)
     if vocabulary is None:
         return None
-    ids = _read_json(directory / "added_tokens.json")
+    ids = read_added_ids(directory)
     return *converted_tokenizer(vocabulary, settings, ids), vocabulary
 
 
@@ -195,16 +193,11 @@ def _find_directory(config: ModelConfig) -> Path:
     raise ConfigurationError(f"tokenizer {name} {reason}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of the checkpoint; empty if there is no such file."""
-    return read_json_object(path) if path.exists() else {}
-
-
 def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
     file = directory / "chat_template.jinja"
     if file.is_file():
         return read_text_file(file)
-    template = _read_json(directory / "chat_template.json").get("chat_template")
+    template = read_optional_json(directory / "chat_template.json").get("chat_template")
     template = template or settings.get("chat_template")
     if isinstance(template, list):  # named templates; the others are for tools and retrieval
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
@@ -224,7 +217,7 @@ def load_transformers_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase
     try:
         if mode != "mistral" and (directory / "tokenizer.json").is_file():
             return _load_transformers(directory, mode)
-        settings = _read_settings(directory)
+        settings = read_settings(directory)
         described = _tokenizer_json(directory, mode, settings)
         if described is None:
             return _load_transformers(directory, mode)

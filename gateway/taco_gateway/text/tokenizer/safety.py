@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from taco_gateway.text.tokenizer.published_patterns import PUBLISHED_PATTERNS
+from taco_common.tokenizer_files.published_patterns import PUBLISHED_PATTERNS
 
 # One class of characters, repeated or not: no backtracking.
 _SIMPLE_PATTERN = re.compile(

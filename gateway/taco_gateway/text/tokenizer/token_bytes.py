@@ -11,6 +11,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
+from taco_common.tokenizer_files.byte_level import BYTE_LEVEL_ALPHABET
+
 BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -64,18 +66,6 @@ def byte_spelling(decoder: dict[str, Any] | None) -> ByteSpelling | None:
     if names == ["ByteLevel"]:
         return ByteSpelling(_spell_byte_level)
     return _sentencepiece_spelling(steps)
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    # GPT-2's alphabet: printable bytes are their own characters, others start at U+0100.
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    moved = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + i): byte for i, byte in enumerate(moved)})
-    return alphabet
-
-
-BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
 
 
 def _spell_byte_level(token: str) -> bytes:

@@ -1,6 +1,6 @@
 """Converts a vocabulary file without tokenizer.json to the content of one.
 
-`vocabulary_file` finds the file, and `convert` runs in the child process of `process`.
+A file is untrusted: `convert` runs in a child process with limits on time and memory.
 """
 
 import json
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from taco_common.json_file import MAX_TOKENIZER_BYTES, parse_json_object, read_binary_file
-from taco_gateway.text.tokenizer.conversion.added_tokens import AddedToken, configured_tokens
-from taco_gateway.text.tokenizer.conversion.byte_pair_rules import find_rules
-from taco_gateway.text.tokenizer.conversion.byte_pairs import parse_tiktoken
-from taco_gateway.text.tokenizer.conversion.byte_pairs import tokenizer_json as byte_pair_json
-from taco_gateway.text.tokenizer.conversion.model_proto import (
+from taco_common.tokenizer_files.added_tokens import AddedToken, configured_tokens
+from taco_common.tokenizer_files.byte_pair_rules import find_rules
+from taco_common.tokenizer_files.byte_pairs import parse_tiktoken
+from taco_common.tokenizer_files.byte_pairs import tokenizer_json as byte_pair_json
+from taco_common.tokenizer_files.model_proto import (
     PieceType,
     SentencePieceModel,
     parse_model_proto,
 )
-from taco_gateway.text.tokenizer.conversion.sentencepiece import tokenizer_json as pieces_json
-from taco_gateway.text.tokenizer.conversion.tekken import convert_tekken
+from taco_common.tokenizer_files.sentencepiece import tokenizer_json as pieces_json
+from taco_common.tokenizer_files.tekken import convert_tekken
 from taco_proto.errors import ConfigurationError
 
 _MISTRAL_FILES = ("tekken.json", "*.model.v[0-9]*", "tokenizer.model")

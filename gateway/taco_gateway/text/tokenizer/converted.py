@@ -1,4 +1,5 @@
-"""Converts vocabulary files in a child process: the gateway's side of `process`."""
+"""Converts vocabulary files in a child process: the gateway's side of
+`conversion_process`."""
 
 import json
 from collections.abc import Mapping
@@ -6,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
-from taco_gateway.text.tokenizer.conversion.process import MAX_CPU_SECONDS
+from taco_gateway.text.tokenizer.conversion_process import MAX_CPU_SECONDS
 from taco_proto.errors import ConfigurationError
 
-_MODULE = "taco_gateway.text.tokenizer.conversion.process"
+_MODULE = "taco_gateway.text.tokenizer.conversion_process"
 _WALL_SECONDS = 2 * MAX_CPU_SECONDS
 
 

@@ -14,14 +14,14 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from taco_gateway.text.tokenizer.conversion.added_tokens import AddedToken, check_unique
-from taco_gateway.text.tokenizer.conversion.merge_order import merges_of
-from taco_gateway.text.tokenizer.conversion.model_proto import (
+from taco_common.tokenizer_files.added_tokens import AddedToken, check_unique
+from taco_common.tokenizer_files.merge_order import merges_of
+from taco_common.tokenizer_files.model_proto import (
     ModelType,
     PieceType,
     SentencePieceModel,
 )
-from taco_gateway.text.tokenizer.published_patterns import (
+from taco_common.tokenizer_files.published_patterns import (
     MARK,
     MARK_AT_START,
     SPACE_AT_END,

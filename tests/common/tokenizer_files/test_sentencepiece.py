@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from support.tokenizer_models import sentencepiece_model
-from taco_gateway.text.tokenizer.conversion.added_tokens import AddedToken
-from taco_gateway.text.tokenizer.conversion.model_proto import parse_model_proto
-from taco_gateway.text.tokenizer.conversion.sentencepiece import tokenizer_json
+from taco_common.tokenizer_files.added_tokens import AddedToken
+from taco_common.tokenizer_files.model_proto import parse_model_proto
+from taco_common.tokenizer_files.sentencepiece import tokenizer_json
 from taco_gateway.text.tokenizer.safety import decoding_risk, encoding_risk
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 

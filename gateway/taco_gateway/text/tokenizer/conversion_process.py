@@ -7,8 +7,8 @@ The request is {"file", "settings", "ids"}, the arguments of `convert`. The repl
 import json
 from pathlib import Path
 
+from taco_common.tokenizer_files.convert import convert, dump
 from taco_gateway.sandbox.child_loop import cpu_limit, serve
-from taco_gateway.text.tokenizer.conversion.convert import convert, dump
 
 MAX_MEMORY_BYTES = 4 * 2**30
 MAX_CPU_SECONDS = 60.0

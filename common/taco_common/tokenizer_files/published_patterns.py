@@ -39,7 +39,7 @@ DEEPSEEK = (
 )
 _THREE_DIGITS = "[0-9][0-9][0-9]"
 
-# Of converted SentencePiece models: see `conversion/sentencepiece.py`.
+# Of converted SentencePiece models: see `sentencepiece`.
 MARK = "\U0010ffff"  # a noncharacter
 UNMARKED_START, MARK_AT_START = r"\A(?!\x{10FFFF})", r"\A\x{10FFFF}"
 SPACE_AT_START, SPACE_AT_END = r"\A ", r" \z"

@@ -9,8 +9,8 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from taco_gateway.text.tokenizer.conversion.added_tokens import special_tokens
-from taco_gateway.text.tokenizer.conversion.byte_pairs import check_ranks, tokenizer_json
+from taco_common.tokenizer_files.added_tokens import special_tokens
+from taco_common.tokenizer_files.byte_pairs import check_ranks, tokenizer_json
 
 # Of files up to version 7 that list no special tokens.
 _SPECIAL_TOKENS = (

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.tokenizer_models import byte_pair_ranks, tiktoken_file
-from taco_gateway.text.tokenizer import published_patterns
-from taco_gateway.text.tokenizer.conversion.byte_pairs import parse_tiktoken, tokenizer_json
-from taco_gateway.text.tokenizer.conversion.tekken import convert_tekken
+from taco_common.tokenizer_files import published_patterns
+from taco_common.tokenizer_files.byte_pairs import parse_tiktoken, tokenizer_json
+from taco_common.tokenizer_files.tekken import convert_tekken
 from taco_gateway.text.tokenizer.safety import decoding_risk, encoding_risk
 
 _PATTERNS = ("CL100K", "QWEN", "TEKKEN", "O200K", "KIMI")

@@ -5,9 +5,9 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from taco_gateway.text.tokenizer.conversion.added_tokens import AddedToken, check_unique
-from taco_gateway.text.tokenizer.conversion.merge_order import merges_of
-from taco_gateway.text.tokenizer.token_bytes import BYTE_LEVEL_ALPHABET
+from taco_common.tokenizer_files.added_tokens import AddedToken, check_unique
+from taco_common.tokenizer_files.byte_level import BYTE_LEVEL_ALPHABET
+from taco_common.tokenizer_files.merge_order import merges_of
 
 _SPELLING = {byte: char for char, byte in BYTE_LEVEL_ALPHABET.items()}
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taco_gateway.text.tokenizer.conversion.added_tokens import AddedToken, special_tokens
-from taco_gateway.text.tokenizer.published_patterns import CL100K, KIMI, O200K, QWEN
+from taco_common.tokenizer_files.added_tokens import AddedToken, special_tokens
+from taco_common.tokenizer_files.published_patterns import CL100K, KIMI, O200K, QWEN
 
 _SpecialTokens = Callable[[int], dict[int, AddedToken]]
 

@@ -13,9 +13,9 @@ import sentencepiece
 import tiktoken
 
 from support.tokenizer_models import byte_pair_ranks, sentencepiece_model, tiktoken_file
-from taco_gateway.text.tokenizer.conversion import converted
+from taco_common.tokenizer_files.published_patterns import CL100K, KIMI, QWEN
+from taco_gateway.text.tokenizer import converted
 from taco_gateway.text.tokenizer.loading import load_tokenizer, load_transformers_tokenizer
-from taco_gateway.text.tokenizer.published_patterns import CL100K, KIMI, QWEN
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
@@ -223,7 +223,7 @@ def test_a_conversion_ends_at_its_limit_of_cpu_time(tmp_path: Path) -> None:
     directory = write(tmp_path, "tokenizer.model", sentencepiece_model())
     request = {"file": str(directory / "tokenizer.model"), "settings": {}, "ids": {}}
     program = (
-        "from taco_gateway.text.tokenizer.conversion import process\n"
+        "from taco_gateway.text.tokenizer import conversion_process as process\n"
         "process.MAX_CPU_SECONDS = 1e-5\n"
         "while True:\n"
         f"    process.answer([{json.dumps(request).encode()!r}])\n"
