@@ -135,6 +135,18 @@ class Gateway:
             )
         return self.tokenizer
 
+    def check_chat_template(self, template: str | None) -> None:
+        """Raises:
+        InvalidParameterError: a request has its own template, and the server allows none.
+        """
+        if template is not None and not self.config.trust_request_chat_template:
+            raise InvalidParameterError(
+                "chat_template is not allowed by this server: start it with "
+                "--trust-request-chat-template.",
+                "chat_template",
+                "unsupported_parameter",
+            )
+
     def reload_keys(self) -> None:
         """Reads the key file again.
 

@@ -313,6 +313,7 @@ class GatewayConfig:
             requests need no key.
         share_prefix_cache: requests of different keys share cached prefixes.
         chat_template: a Jinja template or the path of one; None: the model's own.
+        trust_request_chat_template: requests may have their own template.
         enable_auto_tool_choice: chat requests may have tools; needs `tool_call_parser`.
         tool_call_parser: format of the model's tool calls; None: calls are not parsed.
         reasoning_parser: format of the model's reasoning; None: it is content.
@@ -341,6 +342,7 @@ class GatewayConfig:
     api_key_file: str | None = None
     share_prefix_cache: bool = False
     chat_template: str | None = None
+    trust_request_chat_template: bool = False
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None

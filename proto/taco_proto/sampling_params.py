@@ -17,6 +17,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_TOKENS = 2**31 - 2
 MAX_SEED = 2**63 - 1
 TO_THE_MODELS_LENGTH = -1  # as truncate_prompt_tokens
+TRUNCATION_SIDES = ("left", "right")
 MAX_TEMPERATURE = 1e6  # far beyond where all tokens are equally likely
 MAX_ALLOWED_TOKEN_IDS = 2**16
 MAX_BAD_WORDS = 256
@@ -59,8 +60,10 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: put spaces between special tokens in the text.
         include_stop_str_in_output: keep the stop string at the end of the text.
-        truncate_prompt_tokens: keep only this number of tokens at the end of the prompt; -1: as
-            many as fit before `max_tokens`. None: reject a prompt that is too long.
+        truncate_prompt_tokens: keep only this number of tokens of the prompt; -1: as many as fit
+            before `max_tokens`. None: reject a prompt that is too long.
+        truncation_side: where tokens are removed: "left" keeps the end of the prompt, "right" its
+            beginning.
         no_repeat_ngram_size: an n-gram of that size occurs at most once; 0 is off.
         logit_bias: added to the logits of the given token ids.
         allowed_token_ids: only these tokens are generated, an end-of-sequence token only if it is
@@ -108,6 +111,7 @@ class SamplingParams:
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     structured_outputs: StructuredOutputsParams | None = field(default=None, hash=False)
     guided_decoding: InitVar[GuidedDecodingParams | None] = None
+    truncation_side: str = "left"
 
     def __post_init__(
         self,
@@ -195,6 +199,11 @@ class SamplingParams:
                 _check_int(name, getattr(self, name), 0, 2**16)
         if self.truncate_prompt_tokens not in (None, TO_THE_MODELS_LENGTH):
             _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS)
+        if self.truncation_side not in TRUNCATION_SIDES:
+            raise InvalidParameterError(
+                f"truncation_side must be left or right, got {self.truncation_side!r}",
+                "truncation_side",
+            )
         _check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 2**16)
         _check_int("top_k", self.top_k, -1, MAX_TOKENS)
         if self.seed is not None:

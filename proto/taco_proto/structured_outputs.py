@@ -9,6 +9,9 @@ from taco_proto.errors import InvalidParameterError
 PARAM = "structured_outputs"
 BACKENDS = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
+# Options that vLLM 0.8 takes behind the name of a back end, such as
+# `xgrammar:disable-any-whitespace`.
+_BACKEND_OPTIONS = ("no-fallback", "disable-any-whitespace", "disable-additional-properties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class StructuredOutputsParams:
         disable_additional_properties: objects have only the properties that the schema names.
         whitespace_pattern: a regular expression of the whitespace between tokens of JSON; None:
             at most 20 whitespace characters.
+        disable_fallback: accepted, without effect: one engine serves all constraints.
 
     Raises:
         InvalidParameterError: there is no constraint, more than one, or one of the wrong type.
@@ -38,6 +42,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    disable_fallback: bool = False
 
     def __post_init__(self) -> None:
         schema_of = getattr(self.json, "model_json_schema", None)
@@ -51,7 +56,7 @@ class StructuredOutputsParams:
             )
         for kind, value in kinds.items():
             _check_type(kind, value)
-        for name in ("disable_any_whitespace", "disable_additional_properties"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} must be true or false", PARAM)
         if self.whitespace_pattern is not None:
@@ -97,7 +102,9 @@ class GuidedDecodingParams:
     """The older form of `StructuredOutputsParams`.
 
     Attributes:
-        backend: any of vLLM's back ends; one engine serves them all.
+        backend: any of vLLM's back ends; one engine serves them all. Options may follow its name,
+            such as `xgrammar:disable-any-whitespace`.
+        disable_fallback: accepted, without effect.
 
     Raises:
         InvalidParameterError: the back end is unknown.
@@ -110,13 +117,23 @@ class GuidedDecodingParams:
     json_object: bool | None = None
     backend: str | None = None
     whitespace_pattern: str | None = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
 
     def __post_init__(self) -> None:
-        if self.backend is not None and self.backend not in BACKENDS:
-            raise InvalidParameterError(
-                f"backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}",
-                "guided_decoding",
-            )
+        for name in backend_options(self.backend, "backend", "guided_decoding"):
+            object.__setattr__(self, name, True)
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> "GuidedDecodingParams | None":
+        """The parameters; None if no argument is given, as in vLLM.
+
+        Args:
+            given: the fields of this class.
+        """
+        values = {name: value for name, value in given.items() if value is not None}
+        return cls(**values) if values else None
 
     def constraint(self) -> StructuredOutputsParams:
         """Raises InvalidParameterError as `StructuredOutputsParams` does."""
@@ -127,9 +144,41 @@ class GuidedDecodingParams:
             grammar=self.grammar,
             json_object=self.json_object,
             whitespace_pattern=self.whitespace_pattern,
+            disable_fallback=self.disable_fallback,
+            disable_any_whitespace=self.disable_any_whitespace,
+            disable_additional_properties=self.disable_additional_properties,
         )
 
 
+def backend_options(backend: Any, name: str, param: str) -> list[str]:
+    """The fields of `StructuredOutputsParams` that the name of a back end sets.
+
+    Args:
+        backend: `NAME` or `NAME:OPTION,OPTION`; None: no back end is named.
+        name: of the argument, for errors.
+        param: the field that errors name.
+
+    Raises:
+        InvalidParameterError: the back end or an option is unknown.
+    """
+    if backend is None:
+        return []
+    chosen, _, listed = backend.partition(":") if isinstance(backend, str) else ("", "", "")
+    if chosen not in BACKENDS:
+        raise InvalidParameterError(
+            f"{name} must be one of {', '.join(BACKENDS)}, got {str(backend)[:100]!r}", param
+        )
+    options = [option for option in listed.split(",") if option]
+    for option in options:
+        if option not in _BACKEND_OPTIONS:
+            raise InvalidParameterError(
+                f"the options of {name} are {', '.join(_BACKEND_OPTIONS)}, got {option[:100]!r}",
+                param,
+            )
+    return [option.replace("no-", "disable-").replace("-", "_") for option in options]
+
+
+_SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "json": (str, Mapping, bool),
     "json_object": (bool,),

@@ -1,6 +1,6 @@
 """Request schema of `POST /v1/chat/completions`."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,7 @@ class ChatCompletionRequest(Conversation, ToolFields, GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
     reasoning_effort: str | None = Field(default=None, max_length=MAX_EFFORT_CHARS)
+    verbosity: Literal["low", "medium", "high"] | None = None
 
     @field_validator("chat_template_kwargs", mode="before")
     @classmethod
@@ -50,8 +51,9 @@ class ChatCompletionRequest(Conversation, ToolFields, GenerationRequest):
     def template_kwargs(self) -> dict[str, Any]:
         """Variables for the chat template."""
         kwargs = dict(self.chat_template_kwargs or {})
-        if self.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", self.reasoning_effort)
+        for name in ("reasoning_effort", "verbosity"):
+            if (value := getattr(self, name)) is not None:
+                kwargs.setdefault(name, value)
         return kwargs
 
     def client_names(self) -> dict[str, str]:

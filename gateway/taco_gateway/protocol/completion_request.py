@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.token_ids import TokenIds, is_token_ids
@@ -18,6 +18,18 @@ class CompletionRequest(GenerationRequest):
     prompt: Any = Field(description="list of strings, token ids or lists of token ids")
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0)
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _check_suffix(self) -> "CompletionRequest":
+        if not self.suffix:
+            return self
+        if not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise InvalidParameterError("suffix needs a prompt that is text.", "suffix")
+        for name in ("echo", "truncate_prompt_tokens"):
+            if getattr(self, name):
+                raise InvalidParameterError(f"suffix and {name} exclude each other.", name)
+        return self
 
     @field_validator("prompt")
     @classmethod

@@ -13,12 +13,17 @@ from pydantic import (
 )
 
 from taco_gateway.protocol.cache_control import CacheControl
+from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
 from taco_gateway.protocol.tool_call_arguments import check_arguments, parse_arguments
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint
+from taco_gateway.text.request_checks import MAX_TEXT_CHARS
 from taco_proto.errors import InvalidParameterError
 
 MAX_MESSAGES = 2048
 MAX_TOOL_CALLS = 128  # of one message
+MAX_TEMPLATE_CHARS = 2**17
+MAX_DOCUMENTS = 1024
+MAX_DOCUMENT_VALUES = 2**14  # of all documents
 
 
 class TextPart(BaseModel):
@@ -124,7 +129,7 @@ class ChatMessage(BaseModel):
 
 
 class Conversation(BaseModel):
-    """The messages of a request.
+    """The messages of a request, and how a prompt is made of them.
 
     Raises:
         InvalidParameterError: the order of the messages is not supported.
@@ -133,6 +138,15 @@ class Conversation(BaseModel):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: str | None = Field(default=None, max_length=MAX_TEMPLATE_CHARS)
+    documents: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_DOCUMENTS)
+
+    @field_validator("documents")
+    @classmethod
+    def _bounded_documents(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        if value:
+            bounded_kwargs({"": value}, max_values=MAX_DOCUMENT_VALUES, max_chars=MAX_TEXT_CHARS)
+        return value
 
     @model_validator(mode="after")
     def _check_arguments(self) -> "Conversation":

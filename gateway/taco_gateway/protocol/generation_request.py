@@ -7,7 +7,7 @@ null field counts as absent. `unsupported_fields` handles fields that are in no 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -67,6 +67,7 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str = Field(default="", max_length=MAX_CACHE_SALT_CHARS)

@@ -1,14 +1,18 @@
 """Request fields that constrain the text of an answer: OpenAI's, and both generations of vLLM's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from taco_proto.errors import InvalidParameterError
-from taco_proto.structured_outputs import PARAM, StructuredOutputsParams
+from taco_proto.structured_outputs import PARAM, StructuredOutputsParams, backend_options
 
 _GUIDED = ("json", "regex", "choice", "grammar")
+_OF_JSON = ("json", "json_object")
+_BACKEND = "guided_decoding_backend"
+_PATTERN = "guided_whitespace_pattern"
 
 
 class StructuredOutputFields(BaseModel):
@@ -26,7 +30,11 @@ class StructuredOutputFields(BaseModel):
     guided_choice: Any = Field(default=None, description="list of strings")
     guided_grammar: Any = Field(default=None, description="grammar in Lark or GBNF notation")
     guided_whitespace_pattern: Any = Field(
-        default=None, description="regular expression, with guided_json"
+        default=None, description="regular expression of the whitespace in JSON"
+    )
+    guided_decoding_backend: Any = Field(
+        default=None,
+        description="`auto`, `guidance`, `xgrammar`, `outlines` or `lm-format-enforcer`",
     )
 
     def constraint(self) -> StructuredOutputsParams | None:
@@ -36,6 +44,7 @@ class StructuredOutputFields(BaseModel):
             InvalidParameterError: a field is invalid, or two exclude each other.
         """
         names = self._constraint_names()
+        options = backend_options(self.guided_decoding_backend, _BACKEND, _BACKEND)
         if len(names) > 1:
             raise InvalidParameterError(
                 f"{names[0]} and {names[1]} exclude each other: give one constraint.", names[1]
@@ -43,7 +52,8 @@ class StructuredOutputFields(BaseModel):
         if not names:
             return None
         try:
-            return self._constraint(names[0])
+            constraint = self._constraint(names[0])
+            return self._with_options(constraint, options)
         except InvalidParameterError as error:
             if error.param == PARAM:
                 error.param = names[0]
@@ -69,10 +79,25 @@ class StructuredOutputFields(BaseModel):
             if not isinstance(value, Mapping):
                 raise InvalidParameterError(f"{PARAM} must be an object.", PARAM)
             return StructuredOutputsParams.from_fields(value)
+        return StructuredOutputsParams.from_fields({name.removeprefix("guided_"): value})
+
+    def _with_options(
+        self, constraint: StructuredOutputsParams, options: Sequence[str]
+    ) -> StructuredOutputsParams:
+        """The constraint with the options of the older fields.
+
+        Raises:
+            InvalidParameterError: an option is invalid, or contradicts the constraint's own.
+        """
+        changes: dict[str, Any] = dict.fromkeys(options, True)
         pattern = self.guided_whitespace_pattern or None
-        return StructuredOutputsParams.from_fields(
-            {name.removeprefix("guided_"): value, "whitespace_pattern": pattern}
-        )
+        if pattern is not None and constraint.kind in _OF_JSON:
+            if constraint.whitespace_pattern is not None:
+                raise InvalidParameterError(
+                    f"{_PATTERN} and whitespace_pattern exclude each other.", _PATTERN
+                )
+            changes["whitespace_pattern"] = pattern
+        return replace(constraint, **changes)
 
 
 def _of_response_format(value: Any) -> StructuredOutputsParams:

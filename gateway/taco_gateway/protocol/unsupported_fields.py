@@ -35,9 +35,9 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
     # the prompt
     "chat_template": (),
     "documents": _EMPTY,
+    "verbosity": ("medium",),
     "suffix": _EMPTY,
     "prompt_embeds": _EMPTY,
-    "truncation_side": ("left",),
     # other media
     "audio": _EMPTY,
     "modalities": (["text"], *_EMPTY),
@@ -55,7 +55,7 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
 }
 
 # Rejected fields that change the prompt of a conversation.
-PROMPT_FIELDS = frozenset({"tools", "documents", "chat_template", "mm_processor_kwargs"})
+PROMPT_FIELDS = frozenset({"tools", "mm_processor_kwargs"})
 
 # Ignored fields, and why they change no answer.
 ACCEPTED: Mapping[str, str] = {
@@ -64,9 +64,7 @@ ACCEPTED: Mapping[str, str] = {
     "store": "nothing is stored",
     "metadata": "applies to stored answers",
     "service_tier": "the server has one tier; see `priority`",
-    "guided_decoding_backend": "one engine serves all of vLLM's back ends",
     "prediction": "speed only; see speculative decoding",
-    "verbosity": "the models have no such setting",
     "prompt_cache_options": "caching only; see `cache_control`",
     "request_id": "the server makes the ids; see the header `x-request-id`",
     "session_id": "caching only; see `prompt_cache_key`",

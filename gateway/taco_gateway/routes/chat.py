@@ -46,16 +46,19 @@ async def _generate(
     """The token ids of the prompt, and the updates of the answer."""
     params = gateway.engine.sampling_params(chat.sampling_values())
     _check_tools(gateway, chat)
+    gateway.check_chat_template(chat.chat_template)
     gateway.check_accepting()
     grammar = await gateway.engine.grammar(params)
-    tools = chat.offered_tools
+    tools, documents = chat.offered_tools, chat.documents or ()
     prompt_token_ids = await gateway.engine.encode_chat(
         chat.template_messages,
         add_generation_prompt=chat.starts_new_turn,
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
+        chat_template=chat.chat_template,
         template_kwargs=chat.template_kwargs,
         tools=tools,
+        documents=documents,
         must_fit=chat.truncate_prompt_tokens is None,
     )
     pins = await gateway.engine.prefix_pins(
@@ -63,8 +66,10 @@ async def _generate(
         chat.breakpoints,
         prompt_token_ids,
         add_special_tokens=chat.add_special_tokens,
+        chat_template=chat.chat_template,
         template_kwargs=chat.template_kwargs,
         tools=tools,
+        documents=documents,
     )
     updates = gateway.engine.generate(
         await gateway.engine.checked(prompt_token_ids),

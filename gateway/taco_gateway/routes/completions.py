@@ -38,6 +38,8 @@ async def create_completion(request: Request) -> Response:
     gateway.check_model(body.model, key)
     with body.errors_with_client_names():
         params = gateway.engine.sampling_params(body.sampling_values())
+        if body.suffix:
+            params = gateway.engine.infill_prompts.with_ends(params)
     if len(body.prompts) * params.num_sequences > MAX_SEQUENCES:
         raise InvalidParameterError(
             f"A request may ask for at most {MAX_SEQUENCES} sequences over all its prompts.", "n"
@@ -74,6 +76,10 @@ async def _encode(gateway: Gateway, body: CompletionRequest, prompt: Prompt) -> 
         return prompt
     gateway.require_tokenizer()
     add_special_tokens = body.add_special_tokens is not False
+    if body.suffix:
+        return await gateway.engine.infill_prompts.encode(
+            prompt, body.suffix, add_special_tokens=add_special_tokens
+        )
     return await gateway.engine.encode(
         prompt,
         add_special_tokens=add_special_tokens,

@@ -20,12 +20,15 @@ async def tokenize(request: Request) -> TokenizeResponse:
     gateway.check_model(wanted.model, key_of(request))
     tokenizer = gateway.require_tokenizer()
     if isinstance(wanted, TokenizeChatRequest):
+        gateway.check_chat_template(wanted.chat_template)
         token_ids = await gateway.engine.encode_chat(
             wanted.template_messages,
             add_generation_prompt=wanted.starts_new_turn,
             continue_final_message=wanted.continue_final_message,
             add_special_tokens=wanted.add_special_tokens,
+            chat_template=wanted.chat_template,
             template_kwargs=wanted.chat_template_kwargs,
+            documents=wanted.documents or (),
         )
     else:
         token_ids = await gateway.engine.encode(

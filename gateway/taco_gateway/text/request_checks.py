@@ -123,12 +123,14 @@ def check_sampling(params: SamplingParams, info: ModelInfo) -> None:
 def truncated(
     prompt_token_ids: Sequence[int], params: SamplingParams, info: ModelInfo
 ) -> Sequence[int]:
-    """The end of the prompt that `truncate_prompt_tokens` keeps."""
+    """The part of the prompt that `truncate_prompt_tokens` keeps."""
     limit = params.truncate_prompt_tokens
     if limit is None:
         return prompt_token_ids
     if limit == TO_THE_MODELS_LENGTH:
         limit = max(1, info.max_model_len - (params.max_tokens or 1))
+    if params.truncation_side == "right":
+        return prompt_token_ids[:limit]
     return prompt_token_ids[-limit:]
 
 

@@ -13,6 +13,7 @@ from taco_gateway.text.bad_words import tokenize_bad_words
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_covered
 from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
 from taco_gateway.text.grammar.grammar_pool import GrammarPool
+from taco_gateway.text.infill_prompts import InfillPrompts
 from taco_gateway.text.output.best_of import best_of
 from taco_gateway.text.output.output_processor import OutputProcessor, TextUpdate
 from taco_gateway.text.output.request_output import PromptLogprobCollector, text_updates
@@ -50,6 +51,9 @@ class TextEngine:
         tokenizer: None (`skip_tokenizer_init`): token ids in and out, all text is empty.
         chat_template: a Jinja template or its path; None: the tokenizer's own.
 
+    Attributes:
+        infill_prompts: makes the prompts of requests with a suffix.
+
     Raises:
         ConfigurationError: the chat template cannot be read.
     """
@@ -66,6 +70,7 @@ class TextEngine:
         self._chat_encoder = (
             None if tokenizer is None else ChatPromptEncoder(tokenizer, chat_template)
         )
+        self.infill_prompts = InfillPrompts(tokenizer, self.model_info)
         self._candidates = CandidateReader(tokenizer)
         self._grammars = GrammarPool()
 
@@ -138,6 +143,7 @@ class TextEngine:
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        documents: Sequence[Mapping[str, Any]] = (),
         must_fit: bool = False,
     ) -> list[int]:
         """Tokenizes a conversation, off the event loop. Special tokens in messages stay plain text.
@@ -149,9 +155,10 @@ class TextEngine:
                 continues; excludes `add_generation_prompt`.
             add_special_tokens: put the tokenizer's BOS in front, never twice. None: only if the
                 model has no template.
-            chat_template: Jinja source instead of the model's, for callers of the offline API.
+            chat_template: Jinja source instead of the model's.
             template_kwargs: variables that the template reads; others are rejected.
             tools: descriptions of functions that the model may call.
+            documents: texts that the template puts into the prompt, such as results of a search.
             must_fit: reject a prompt before it is tokenized if it is too long for sure.
 
         Raises:
@@ -170,6 +177,7 @@ class TextEngine:
             chat_template=chat_template,
             template_kwargs=template_kwargs,
             tools=tools,
+            documents=documents,
             max_model_len=self.model_info().max_model_len if must_fit else None,
         )
 
@@ -191,8 +199,10 @@ class TextEngine:
         prompt_token_ids: Sequence[int],
         *,
         add_special_tokens: bool | None = None,
+        chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        documents: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[PrefixPin, ...]:
         """The prefixes of a conversation's prompt to keep in the prefix cache.
 
@@ -201,8 +211,7 @@ class TextEngine:
 
         Args:
             breakpoints: in their order.
-            prompt_token_ids: from `encode_chat`, with the same `add_special_tokens`,
-                `template_kwargs` and `tools`.
+            prompt_token_ids: from `encode_chat`, with the same other arguments.
         """
         chat_encoder, places = self._chat_encoder, drop_covered(breakpoints)
         if chat_encoder is None or not places:
@@ -214,8 +223,10 @@ class TextEngine:
                 messages,
                 prompt_token_ids,
                 add_special_tokens=add_special_tokens,
+                chat_template=chat_template,
                 template_kwargs=template_kwargs,
                 tools=tools,
+                documents=documents,
             )
             return PrefixPin(num_tokens, place.seconds)
 
@@ -223,7 +234,7 @@ class TextEngine:
         return tuple(pin for pin in pins if pin.num_tokens)
 
     def truncated(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
-        """The end of a prompt that `generate` uses, according to `truncate_prompt_tokens`."""
+        """The part of a prompt that `generate` uses, according to `truncate_prompt_tokens`."""
         if params.truncate_prompt_tokens is None:
             return prompt_token_ids
         return truncated(prompt_token_ids, params, self.model_info())
@@ -262,8 +273,8 @@ class TextEngine:
         Args:
             request: without handle and prompt, with the `grammar` of its constraint.
                 `max_tokens=None` is as many as fit; a missing seed is drawn; with `best_of > n` no
-                update comes before all sequences have ended. `pins` are dropped if the beginning of
-                the prompt is truncated.
+                update comes before all sequences have ended. `pins` are dropped if the prompt is
+                truncated.
             clamp_max_tokens: reduce `max_tokens` to what fits instead of rejecting it.
             sum_logprobs: updates carry `logprob_sum`.
             parsing: updates carry `parsed`.

@@ -122,6 +122,13 @@ class GatewayArgs:
         default=None,
         metavar="TEMPLATE",
     )
+    trust_request_chat_template: bool = flag(
+        "Allow requests to have their own chat_template. Use it only if you trust all clients: a "
+        "template can write any special token into the prompt.",
+        _GATEWAY,
+        default=False,
+        is_advanced=True,
+    )
     enable_auto_tool_choice: bool = flag(
         "Let the model decide whether it calls a tool of a chat request. Needs --tool-call-parser.",
         _GATEWAY,
@@ -361,6 +368,7 @@ class GatewayArgs:
             api_key_file=self.api_key_file and str(Path(self.api_key_file).absolute()),
             share_prefix_cache=self.share_prefix_cache,
             chat_template=self.chat_template,
+            trust_request_chat_template=self.trust_request_chat_template,
             enable_auto_tool_choice=self.enable_auto_tool_choice,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,

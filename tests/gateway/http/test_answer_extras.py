@@ -187,6 +187,21 @@ async def test_a_prompt_is_truncated_to_what_fits(make_app: AppMaker) -> None:
     assert answer["usage"]["prompt_tokens"] == 500
     await answer_of(app, COMPLETIONS, prompt=[5, 6], truncate_prompt_tokens=-1)
     assert prompt_of(app.engine.requests[1]) == [5, 6]
+    for limit, kept in ((-1, 512 - 16), (9, 9)):
+        body = {"prompt": prompt, "truncate_prompt_tokens": limit, "truncation_side": "right"}
+        await answer_of(app, COMPLETIONS, **body)
+        assert prompt_of(app.engine.requests[-1]) == prompt[:kept]
+
+
+async def test_a_chat_is_truncated_to_leave_room_for_one_token(make_app: AppMaker) -> None:
+    app = make_app(replay([50]), chat_template="{{ messages[0].content }}")
+    body = {"messages": [{"role": "user", "content": "a b" * 999}], "truncate_prompt_tokens": -1}
+    await answer_of(app, CHAT, **body)
+    left = prompt_of(app.engine.requests[-1])
+    await answer_of(app, CHAT, **body, truncation_side="right", max_completion_tokens=500)
+    right = prompt_of(app.engine.requests[-1])
+    assert (len(left), len(right)) == (511, 12)
+    assert app.engine.requests[0].sampling.max_tokens == 1
 
 
 async def test_as_many_logprobs_as_the_operator_allows(make_app: AppMaker) -> None:
@@ -234,7 +249,12 @@ async def test_token_id_lists_of_a_large_body_have_their_effect(
 
 async def test_detokenize_false_gives_no_text(make_app: AppMaker, tokenizer: Tokenizer) -> None:
     app = make_app(spell(tokenizer, "fox"))
-    body = {"prompt": "x", "detokenize": False, "return_token_ids": True}
-    (choice,) = (await answer_of(app, COMPLETIONS, **body))["choices"]
+    body = {"detokenize": False, "return_token_ids": True}
+    (choice,) = (await answer_of(app, COMPLETIONS, prompt="x", **body))["choices"]
     assert choice["text"] == ""
-    assert choice["token_ids"] == tokenizer.encode("fox", add_special_tokens=False)
+    fox = tokenizer.encode("fox", add_special_tokens=False)
+    assert choice["token_ids"] == fox
+    for path, prompt in ((COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": [USER]})):
+        choices = [event["choices"][0] for event in await app.events(path, **body | prompt)]
+        assert [i for choice in choices for i in choice.get("token_ids", ())] == fox
+        assert not any(c.get("text") or c.get("delta", {}).get("content") for c in choices)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from support.checkpoint_tokenizer import save_tokenizer
 from support.gateway_app import App, build_app
@@ -34,7 +35,7 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Th
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}{{ tone }}{{ reasoning_effort }}"
-    "{{ tools }}"
+    "{{ tools }}{{ documents }}{{ verbosity }}"
 )
 MINIMAL: dict[str, dict[str, Any]] = {
     CHAT: {"messages": TURNS, "seed": 1},
@@ -57,14 +58,17 @@ VALUES: dict[str, Any] = {
     "best_of": 2,
     "cache_control": {"type": "ephemeral"},
     "cache_salt": "salt",
+    "chat_template": "{{ messages[0].content }}",
     "chat_template_kwargs": {"tone": "calm"},
     "continue_final_message": True,
     "detokenize": False,
+    "documents": [{"text": "a"}],
     "echo": True,
     "frequency_penalty": 0.5,
     "function_call": "none",
     "functions": FUNCTIONS,
     "guided_choice": ["a", "b"],
+    "guided_decoding_backend": "xgrammar:disable-any-whitespace",
     "guided_grammar": 'root ::= "a"',
     "guided_json": {"type": "object"},
     "guided_regex": "[ab]",
@@ -105,6 +109,7 @@ VALUES: dict[str, Any] = {
     "stream_options.continuous_usage_stats": True,
     "stream_options.include_usage": True,
     "structured_outputs": {"choice": ["a"]},
+    "suffix": "!",
     "temperature": 0.5,
     "tokens": [7],
     "tool_choice": "none",
@@ -113,6 +118,8 @@ VALUES: dict[str, Any] = {
     "top_logprobs": 1,
     "top_p": 0.5,
     "truncate_prompt_tokens": 1,
+    "truncation_side": "right",
+    "verbosity": "low",
 }
 # What must stand beside a field, on a route or on all.
 BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
@@ -120,7 +127,9 @@ BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
     "stream_options.continuous_usage_stats": {"stream": True},
     "stream_options.include_usage": {"stream": True},
     "top_logprobs": {"logprobs": True},
+    "guided_decoding_backend": {"guided_json": {"type": "object"}},
     "guided_whitespace_pattern": {"guided_json": {"type": "object"}},
+    "truncation_side": {"truncate_prompt_tokens": 1},
     "continue_final_message": {"add_generation_prompt": False},
     "function_call": {"functions": FUNCTIONS},
     "parallel_tool_calls": {"tools": TOOLS},
@@ -163,6 +172,9 @@ def answers(request: GenerateRequest, answer: list[int]) -> list[Step]:
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     path: Path = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(path, add_bos=True)
+    backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    backend.add_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    backend.save(str(path / "tokenizer.json"))
     tokenizer = load_tokenizer(ModelConfig(model=str(path)))
     assert tokenizer is not None
     answer = tokenizer.encode(ANSWER, add_special_tokens=False)
@@ -170,6 +182,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
         lambda request: answers(request, answer),
         tokenizer,
         chat_template=TEMPLATE,
+        trust_request_chat_template=True,
         enable_auto_tool_choice=True,
         tool_call_parser="hermes",
         reasoning_parser="qwen3",

@@ -9,7 +9,7 @@ plain text again.
 import logging
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from taco_gateway.text.chat_template.cache_breakpoints import (
@@ -74,6 +74,7 @@ class ChatPromptEncoder:
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        documents: Sequence[Mapping[str, Any]] = (),
         max_model_len: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation; see `TextEngine.encode_chat`.
@@ -105,7 +106,11 @@ class ChatPromptEncoder:
         variables["add_generation_prompt"] = add_generation_prompt
         if tools:
             variables["tools"] = [self._marked(tool) for tool in tools]
-        text = template.render(marked, variables, self._marked(template_kwargs or {}))
+        if documents:
+            variables["documents"] = self._marked(documents, except_fields=())
+        text = template.render(
+            marked, variables, self._marked(template_kwargs or {}, except_fields=())
+        )
         if continue_final_message:
             text = self._cut_at_end_mark(text)
         check_text(text, "messages")
@@ -126,8 +131,10 @@ class ChatPromptEncoder:
         token_ids: Sequence[int],
         *,
         add_special_tokens: bool | None = None,
+        chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        documents: Sequence[Mapping[str, Any]] = (),
     ) -> int:
         """Number of tokens of a conversation that do not depend on the text after a place.
 
@@ -141,8 +148,10 @@ class ChatPromptEncoder:
                 with_other_text_after(place, messages),
                 add_generation_prompt=False,
                 add_special_tokens=add_special_tokens,
+                chat_template=chat_template,
                 template_kwargs=template_kwargs,
                 tools=tools,
+                documents=documents,
             )
         except InvalidParameterError as error:  # although it accepted the client's text
             _log.debug("cannot place %s in the prompt: %s", place, error)
@@ -172,17 +181,17 @@ class ChatPromptEncoder:
             self.close()
             raise ConfigurationError(str(error)) from None
 
-    def _marked(self, value: Any) -> Any:
+    def _marked(self, value: Any, except_fields: Collection[str] = _UNMARKED_FIELDS) -> Any:
         """A copy of JSON data in which marks replace the text of special tokens."""
         if isinstance(value, str):
             return self._marked_text(value)
         if isinstance(value, Mapping):
             return {
-                name: item if name in _UNMARKED_FIELDS else self._marked(item)
+                name: item if name in except_fields else self._marked(item, except_fields)
                 for name, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self._marked(item) for item in value]
+            return [self._marked(item, except_fields) for item in value]
         if value is None or isinstance(value, int | float):
             return value
         raise InvalidParameterError(

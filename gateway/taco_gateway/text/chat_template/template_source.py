@@ -16,8 +16,8 @@ PLAIN_TEMPLATE = (
 _GIVEN_VARIABLES = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"}
 )
-# Ignored where the template does not read them.
-_HINTS = frozenset({"reasoning_effort"})
+# Values of fields that have no effect where the template does not read the field; None: any value.
+_HINTS: Mapping[str, tuple[str, ...] | None] = {"reasoning_effort": None, "verbosity": ("medium",)}
 
 
 @dataclass
@@ -54,7 +54,7 @@ class ChatTemplate:
 
         Args:
             messages: content is a string, a list of text parts, or None.
-            variables: `add_generation_prompt`, `bos_token`, `eos_token`, `tools`.
+            variables: `add_generation_prompt`, `bos_token`, `eos_token`, `tools`, `documents`.
             template_kwargs: variables of the client.
 
         Raises:
@@ -62,21 +62,36 @@ class ChatTemplate:
                 fails, or exceeds a limit.
         """
         given = dict(template_kwargs)
-        for name in template_kwargs:
+        for name, value in template_kwargs.items():
             if name in _HINTS and name not in self.features.variables:
+                self._check_hint(name, value)
                 del given[name]
             elif name in _GIVEN_VARIABLES or name not in self.features.variables:
                 raise InvalidParameterError(
                     f"the chat template has no variable {name[:100]!r}", "chat_template_kwargs"
                 )
-        if "tools" in variables and "tools" not in self.features.variables:
-            raise InvalidParameterError(
-                "tools are not supported: the model's chat template does not read them", "tools"
-            )
+        for name in ("tools", "documents"):
+            if name in variables and name not in self.features.variables:
+                raise InvalidParameterError(
+                    f"{name} are not supported: the chat template does not read them", name
+                )
         if any(message.get("tool_calls") for message in messages):
             self._check_reads_tool_calls()
         fitting = [self._with_fitting_content(message) for message in messages]
         return self.pool.render(self.source, {**given, **variables, "messages": fitting})
+
+    @staticmethod
+    def _check_hint(name: str, value: Any) -> None:
+        """Raises:
+        InvalidParameterError: the value asks for something, and the template does not read it.
+        """
+        allowed = _HINTS[name]
+        if allowed is not None and value not in allowed:
+            raise InvalidParameterError(
+                f"{name}={value!r} is not supported: the chat template does not read {name}",
+                name,
+                "unsupported_parameter",
+            )
 
     def _check_reads_tool_calls(self) -> None:
         if not self.features.reads_tool_calls:
