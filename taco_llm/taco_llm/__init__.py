@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taco_llm.args.engine_args import AsyncEngineArgs, EngineArgs
     from taco_llm.async_engine import AsyncLLMEngine
+    from taco_llm.guided_options import GuidedDecodingRequest, LLMGuidedOptions
     from taco_llm.llm import LLM
     from taco_llm.outputs import CompletionOutput, RequestOutput
     from taco_llm.prompts import PromptInputs, TextPrompt, TokensPrompt
@@ -25,6 +26,8 @@ _MODULES = {
     "CompletionOutput": "taco_llm.outputs",
     "EngineArgs": "taco_llm.args.engine_args",
     "GuidedDecodingParams": "taco_proto.structured_outputs",
+    "GuidedDecodingRequest": "taco_llm.guided_options",
+    "LLMGuidedOptions": "taco_llm.guided_options",
     "ModelRegistry": "taco_worker.models.registry",
     "PromptInputs": "taco_llm.prompts",
     "RequestOutput": "taco_llm.outputs",
@@ -41,6 +44,8 @@ __all__ = [
     "CompletionOutput",
     "EngineArgs",
     "GuidedDecodingParams",
+    "GuidedDecodingRequest",
+    "LLMGuidedOptions",
     "ModelRegistry",
     "PromptInputs",
     "RequestOutput",

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from taco_gateway.text.tokenizer.loading import from_transformers, load_transformers_tokenizer
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.async_engine import AsyncLLMEngine
+from taco_llm.guided_options import GuidedDecodingRequest, LLMGuidedOptions, guided_request
 from taco_llm.loop_thread import LoopThread
 from taco_llm.outputs import RequestOutput
 from taco_llm.prompts import PromptInputs
@@ -109,7 +110,7 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: None = None,
         prompt_adapter_request: None = None,
-        guided_options_request: None = None,
+        guided_options_request: LLMGuidedOptions | GuidedDecodingRequest | None = None,
     ) -> list[RequestOutput]:
         """Generates for all prompts. The outputs have the order of the prompts.
 
@@ -120,8 +121,9 @@ class LLM:
                 defaults.
             prompt_token_ids: prompts as token ids, instead of `prompts`.
             use_tqdm: show a progress bar.
-            lora_request, prompt_adapter_request, guided_options_request: must be None, since these
-                features are missing.
+            lora_request, prompt_adapter_request: must be None, since these features are missing.
+            guided_options_request: a constraint on all texts, as vLLM 0.6 takes it. Newer programs
+                give `structured_outputs` in `sampling_params`.
 
         Raises:
             InvalidParameterError: a prompt or a parameter is invalid for the model, or asks for a
@@ -134,10 +136,10 @@ class LLM:
         _reject_unless_none(
             lora_request=lora_request,
             prompt_adapter_request=prompt_adapter_request,
-            guided_options_request=guided_options_request,
         )
         given = prompts if prompts is not None else prompt_token_ids
-        return self._run(_as_list(given), sampling_params, use_tqdm)
+        guided = guided_request(guided_options_request) if guided_options_request else None
+        return self._run(_as_list(given), sampling_params, use_tqdm, guided)
 
     def chat(
         self,
@@ -147,6 +149,10 @@ class LLM:
         lora_request: None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or a list of them. The outputs have the same order.
 
@@ -155,13 +161,27 @@ class LLM:
             lora_request: must be None, since LoRA adapters are not supported.
             chat_template: a Jinja template; None means the model's template.
             add_generation_prompt: end the prompt at the start of the assistant's answer.
+            continue_final_message: the model continues the last message; needs
+                `add_generation_prompt=False`.
+            tools: descriptions of functions, for templates that read them. Calls in the answer are
+                text.
+            chat_template_kwargs: variables that the template reads, such as `enable_thinking`.
+            documents: texts that the template puts into the prompt.
 
         Raises: the same as `generate`.
         """
         _reject_unless_none(lora_request=lora_request)
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = self._loop.call(
-            self._encode_chats(conversations, chat_template, add_generation_prompt)  # type: ignore[arg-type]
+            self._encode_chats(
+                conversations,  # type: ignore[arg-type]
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools or (),
+                template_kwargs=chat_template_kwargs,
+                documents=documents or (),
+            )
         )
         return self._run(prompts, sampling_params, use_tqdm)
 
@@ -209,6 +229,7 @@ class LLM:
         prompts: list[PromptInputs],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        guided: GuidedDecodingRequest | None = None,
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self._loop.call(self._engine.default_sampling_params())
@@ -219,6 +240,8 @@ class LLM:
                 f"sampling_params must have one entry per prompt: got {len(sampling_params)} for "
                 f"{len(prompts)} prompts"
             )
+        if guided is not None:
+            sampling_params = [guided.constrain(params) for params in sampling_params]
         seeded = [self._with_seed(params) for params in sampling_params]
         with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm) as progress:
             return self._loop.call(self._generate_all(prompts, seeded, progress))
@@ -255,17 +278,9 @@ class LLM:
     async def _encode_chats(
         self,
         conversations: Sequence[Sequence[Message]],
-        chat_template: str | None,
-        add_generation_prompt: bool,
+        **options: Any,
     ) -> list[PromptInputs]:
-        return [
-            await self._engine.encode_chat(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-            )
-            for conversation in conversations
-        ]
+        return [await self._engine.encode_chat(each, **options) for each in conversations]
 
 
 def _as_list(prompts: Any) -> list[PromptInputs]:

@@ -225,7 +225,7 @@ def test_positional_arguments_have_the_order_of_vllm(llm: LLM, checkpoint: Path)
     messages = [{"role": "user", "content": "Hi"}]
     own = llm.chat(messages, GREEDY, False, None, "{{ messages[0].content }}!", False)
     assert own[0].prompt == "Hi!"
-    for name in ("lora_request", "prompt_adapter_request", "guided_options_request"):
+    for name in ("lora_request", "prompt_adapter_request"):
         asked: dict[str, Any] = {name: object()}
         with pytest.raises(InvalidParameterError, match=f"{name} is not available"):
             llm.generate("Hello", GREEDY, use_tqdm=False, **asked)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from taco_llm.args.flags import current_names
 from taco_proto.errors import ConfigurationError
+from taco_proto.structured_outputs import BACKENDS
 
 LOGGER = logging.getLogger("taco.llm")
 
@@ -36,6 +37,7 @@ class CompatibilityArgument:
         is_switch: whether the flag needs no value.
         takes_several: whether several values may follow the flag.
         short: the flag's short form, such as -tp.
+        choices: values that are accepted; empty: any.
     """
 
     reason: str
@@ -45,11 +47,13 @@ class CompatibilityArgument:
     is_switch: bool = False
     takes_several: bool = False
     short: str | None = None
+    choices: tuple[str, ...] = ()
 
     @property
     def help(self) -> str:
         if not self.is_rejected:
-            return f"No effect. {self.reason}"
+            allowed = f" One of {', '.join(self.choices)}." if self.choices else ""
+            return f"No effect. {self.reason}{allowed}"
         return f"Not available{self._only()}: {self.reason}"
 
     def asks_for_something(self, value: object) -> bool:
@@ -123,7 +127,9 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     ),
     "trust_remote_code": _ignored(_REMOTE_CODE, is_switch=True),
     "code_revision": _ignored(_REMOTE_CODE),
-    "guided_decoding_backend": _ignored("One engine serves structured output.", neutral=("auto",)),
+    "guided_decoding_backend": _ignored(
+        "One engine, llguidance, serves structured output.", neutral=("auto",), choices=BACKENDS
+    ),
     # Rejected: the feature is missing.
     "tensor_parallel_size": _rejected(_ONE_DEVICE, parse=int, neutral=(1,), short="-tp"),
     "pipeline_parallel_size": _rejected(_ONE_DEVICE, parse=int, neutral=(1,), short="-pp"),
@@ -181,6 +187,9 @@ def drop_compatibility_arguments(
         if argument is None:
             kept[name] = value
         elif argument.asks_for_something(value):
+            if argument.choices and value not in argument.choices:
+                allowed = ", ".join(argument.choices)
+                raise ConfigurationError(f"{name} must be one of {allowed}, got {value!r}")
             if argument.is_rejected:
                 raise ConfigurationError(argument.rejection(name, value))
             logger.warning("%s has no effect: %s", name, argument.reason)
