@@ -11,6 +11,9 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 DRAIN_SECONDS = 30.0
 # Draft tokens of one sequence in one step.
 DEFAULT_SPECULATIVE_TOKENS = 5
+# Tokens that a grammar forces, of one sequence in one step. With the token before them they are 16,
+# the longest step of a sequence that a CUDA graph holds.
+DEFAULT_FORCED_TOKENS = 15
 MAX_SPECULATIVE_TOKENS = 32
 
 
@@ -161,6 +164,8 @@ class WorkerConfig:
         given_gpu_options: GPU options that the user set; a worker on a CPU logs that they have no
             effect.
         speculation: None: no speculation.
+        max_forced_tokens: tokens that a sequence with a grammar may append in a step where the
+            grammar forces them; 0: one token a step.
         host_kv_bytes: host memory for KV blocks evicted from the device; 0: no host tier.
         host_kv_may_shrink: the host tier takes less if less memory is free; False: the worker does
             not start then.
@@ -192,6 +197,7 @@ class WorkerConfig:
     conservative_dry_run: bool = False
     given_gpu_options: tuple[str, ...] = ()
     speculation: SpeculationConfig | None = None
+    max_forced_tokens: int = DEFAULT_FORCED_TOKENS
     host_kv_bytes: int = 0
     host_kv_may_shrink: bool = False
     num_local_workers: int = 1

@@ -282,7 +282,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., announced: _Optional[_Union[StepAnnounced, _Mapping]] = ..., grammar_ready: _Optional[_Union[GrammarReady, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license", "max_num_batched_tokens", "needs_history")
+    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license", "max_num_batched_tokens", "needs_history", "max_forced_tokens")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class WorkerHello(_message.Message):
     LICENSE_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    MAX_FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     model: str
@@ -326,7 +327,8 @@ class WorkerHello(_message.Message):
     license: WorkerLicense
     max_num_batched_tokens: int
     needs_history: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ..., max_num_batched_tokens: _Optional[int] = ..., needs_history: _Optional[bool] = ...) -> None: ...
+    max_forced_tokens: int
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ..., max_num_batched_tokens: _Optional[int] = ..., needs_history: _Optional[bool] = ..., max_forced_tokens: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("license",)

@@ -29,6 +29,8 @@ class WorkerInfo:
         num_host_blocks: KV blocks of the host tier; 0: no host tier.
         num_disk_blocks: maximum KV blocks of the disk tier; 0: no disk tier.
         license: whether it may run new requests now.
+        max_forced_tokens: maximum draft tokens of a sequence with a grammar in one step, where the
+            grammar forces them; it drafts them by itself. 0: it drafts no forced tokens.
         needs_history: it reads all tokens of every sequence, including those in cached blocks.
     """
 
@@ -48,6 +50,7 @@ class WorkerInfo:
     num_disk_blocks: int = 0
     license: WorkerLicense = NEEDS_NO_LICENSE
     needs_history: bool = False
+    max_forced_tokens: int = 0
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
 
