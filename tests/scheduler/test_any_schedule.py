@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from support.engine_driver import Driver, Peer, make_request, pack
 from support.fake_worker import ROW_ERROR, generate, token_logprob, worker_info
+from taco_proto.grammars import Grammar
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 from taco_proto.requests import FinishReason, PrefixPin
 from taco_proto.steps import WorkerInfo
@@ -52,7 +53,12 @@ parameters = st.fixed_dictionaries(
         "logprobs": st.sampled_from([None, None, 0]),
         "presence_penalty": st.sampled_from([0.0, 0.0, 0.5]),
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
+        "grammar": st.sampled_from([None, None, Grammar.of('start: "a"'), Grammar.of("start: B")]),
     }
+)
+# An end token ends a text with a grammar in any case.
+parameters = parameters.map(
+    lambda drawn: drawn | {"ignore_eos": drawn["ignore_eos"] and drawn["grammar"] is None}
 )
 requests = st.builds(lambda own, others: own | others, prompts_and_pins, parameters)
 LICENSES = {
@@ -122,6 +128,11 @@ class Players(Driver):
         self.lost.append(peer or self.peers[0])
         super().lose_worker(peer, is_fault=is_fault)
 
+    def plan(self, peer: Peer | None = None) -> bool:
+        if self.peers:
+            self.compile_grammars(peer)
+        return super().plan(peer)
+
     def fail(self, peer: Peer) -> None:
         peer.worker.fails = lambda plan: True
         self.plan(peer)
@@ -156,6 +167,7 @@ class Players(Driver):
     caching=st.booleans(),
     max_drafts=st.sampled_from([0, 0, 1, 3, 7]),
     drafts_itself=st.booleans(),
+    max_forced=st.sampled_from([0, 2, 15]),
     needs_history=st.booleans(),
     has_drafters=st.booleans(),
     num_host_blocks=st.sampled_from([0, 4, 40]),
@@ -178,6 +190,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     caching: bool,
     max_drafts: int,
     drafts_itself: bool,
+    max_forced: int,
     needs_history: bool,
     has_drafters: bool,
     num_host_blocks: int,
@@ -196,6 +209,7 @@ def test_tokens_do_not_depend_on_the_schedule(
             max_num_batched_tokens=worker_budgets[i % len(worker_budgets)],
             max_draft_tokens=max_drafts,
             drafts_itself=drafts_itself,
+            max_forced_tokens=max_forced,
             needs_history=needs_history,
             num_host_blocks=num_host_blocks,
             num_disk_blocks=num_disk_blocks,
@@ -291,6 +305,8 @@ def test_tokens_do_not_depend_on_the_schedule(
         for index in () if handle in dropped else range(fields["n"]):
             check_sequence(driver, handle, index, fields, cancelled)
     event(f"drafts accepted: {driver.engine.counters.speculation.accepted_tokens > 0}")
+    num_forced = sum(peer.worker.num_forced_tokens for peer in driver.peers)
+    event(f"forced by a grammar: {num_forced > 0}")
     event(f"preempted: {driver.engine.counters.num_preemptions > 0}")
     event(f"workers lost: {len(driver.lost) > 0}")
     num_loaded = sum(peer.worker.tiers.num_loaded for peer in driver.peers)

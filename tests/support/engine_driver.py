@@ -218,6 +218,14 @@ class Driver:
         peer.replica.speculation.client.take(peer.replies.popleft(), self.now)
         return True
 
+    def compile_grammars(self, peer: Peer | None = None) -> None:
+        """Sends a worker its new grammars, which are ready at once."""
+        peer = peer or self.peers[0]
+        if (command := peer.replica.grammars.take_command()) is not None:
+            peer.worker.set_grammars(
+                command, lambda ready: self.engine.note_grammar(peer.replica, ready)
+            )
+
     def plan(self, peer: Peer | None = None) -> bool:
         """Plans and sends one step, after asking for drafts; False if there was none."""
         self.engine.expire(self.now)

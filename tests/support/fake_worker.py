@@ -94,6 +94,7 @@ class Row:
     num_computed: int
     blocks: list[int]
     sampling: SamplingParams
+    has_grammar: bool = False
 
 
 @dataclass
@@ -121,6 +122,7 @@ class FakeWorker:
         self.failed_epoch = -1
         self.num_computed_tokens = 0
         self.num_sampled_tokens = 0
+        self.num_forced_tokens = 0
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         deliver(self.execute(plan))
@@ -193,6 +195,7 @@ class FakeWorker:
                 num_computed,
                 blocks.tolist(),
                 joined.sampling[i],
+                bool(joined.grammar_hashes and joined.grammar_hashes[i]),
             )
 
     def _known_tokens(self, blocks: IntArray, count: int) -> list[int]:
@@ -218,7 +221,8 @@ class FakeWorker:
             require(
                 len(row.tokens) <= self.info.max_model_len - 1, "a row is past the model's length"
             )
-            require(0 <= max_drafts <= self.info.max_draft_tokens, "drafts that were not requested")
+            most = self._max_drafts_of(row)
+            require(0 <= max_drafts <= most, "drafts that were not requested")
             require(not max_drafts or end == len(row.tokens), "drafts in the middle of a prompt")
             require(
                 end + max_drafts < self.info.max_model_len + (not max_drafts), "too many drafts"
@@ -227,12 +231,16 @@ class FakeWorker:
             require(num_needed <= len(row.blocks), "a block table is too short")
             # Waste: at most what one more block holds, and never more than the known tokens need,
             # and the drafts of this step and of the one that is planned while it runs.
-            num_useful = len(row.tokens) + 2 * self.info.max_draft_tokens
+            num_useful = len(row.tokens) + 2 * most
             num_useful = -(-num_useful // self.info.block_size)
             require(len(row.blocks) <= num_useful, "a block table is too long")
             own = row.blocks[row.num_computed // self.info.block_size : num_needed]
             require(not written.intersection(own), "two rows write to one block")
             written.update(own)
+
+    def _max_drafts_of(self, row: Row) -> int:
+        forced = self.info.max_forced_tokens if row.has_grammar else 0
+        return max(self.info.max_draft_tokens, forced)
 
     # --------------------------------------------------------------------- run
 
@@ -289,10 +297,15 @@ class FakeWorker:
         )
 
     def _luck(self, row: Row, max_drafts: int) -> tuple[int, int]:
-        """How many of the worker's own drafts a row verifies, and how many of them are right."""
+        """How many of the worker's own drafts a row verifies, and how many of them are right: all
+        of those that a grammar forces."""
+        state = zlib.crc32(array("i", row.tokens[-3:]).tobytes())
+        if row.has_grammar and state % 3:
+            num_forced = state % (min(max_drafts, self.info.max_forced_tokens) + 1)
+            self.num_forced_tokens += num_forced
+            return num_forced, num_forced
         if not self.info.drafts_itself:
             return 0, 0
-        state = zlib.crc32(array("i", row.tokens[-3:]).tobytes())
         num_drafts = state % (max_drafts + 1)
         return num_drafts, (state >> 8) % (num_drafts + 1)
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Set
 from typing import Protocol
 
-from taco_proto.config import SchedulerConfig
+from taco_proto.config import MAX_SPECULATIVE_TOKENS, SchedulerConfig
 from taco_proto.drafts import DrafterInfo
 from taco_proto.errors import ConfigurationError
 from taco_proto.log_text import MAX_MODEL_CHARS, one_line
@@ -97,6 +97,7 @@ def check_worker(info: WorkerInfo) -> None:
         "vocab_size": (1, MAX_VOCABULARY),
         "num_host_blocks": (0, MAX_BLOCKS),
         "num_disk_blocks": (0, MAX_BLOCKS),
+        "max_forced_tokens": (0, MAX_SPECULATIVE_TOKENS),
     }
     for name, (low, high) in ranges.items():
         if not low <= getattr(info, name) <= high:

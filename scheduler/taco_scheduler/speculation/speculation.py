@@ -31,6 +31,7 @@ class Speculation:
         self.client: DraftClient | NoDraftClient = NoDraftClient()
         self.limits = DraftLengthLimits(
             worker.info.max_draft_tokens,
+            worker.info.max_forced_tokens,
             config.speculative_max_model_len,
             config.speculative_disable_by_batch_size,
             num_requests,

@@ -40,6 +40,7 @@ class Batch:
         num_cached: prompt tokens that the prefix cache held.
         share: row of its tenant's share in `FairShare`.
         priority: of its request.
+        has_grammar: a grammar constrains it.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -62,6 +63,7 @@ class Batch:
         self.num_cached = np.zeros(num_slots, dtype=np.int32)
         self.share = np.zeros(num_slots, dtype=np.int32)
         self.priority = np.zeros(num_slots, dtype=np.int64)
+        self.has_grammar = np.zeros(num_slots, dtype=np.bool_)
         self.left_slots: list[int] = []  # slots freed since the last plan
         self._free_slots = list(range(num_slots))[::-1]
         self._next_slot_generation = 0
@@ -147,6 +149,7 @@ class Batch:
         self.num_cached[slot] = sequence.num_cached_tokens or 0
         self.share[slot] = request.share.index
         self.priority[slot] = request.priority
+        self.has_grammar[slot] = request.grammar is not None
 
     def leave(self, sequence: Sequence) -> None:
         """Free the slot; outputs in flight of this slot generation have no owner then."""
@@ -156,6 +159,7 @@ class Batch:
         self.sequences[slot] = None
         self.slot_generation[slot] = -1
         self.limit[slot] = 0
+        self.has_grammar[slot] = False
         self.left_slots.append(slot)
         self._free_slots.append(slot)
         sequence.slot = -1
