@@ -28,7 +28,11 @@ def worker_metrics(worker: Executor, service: ModelService) -> Iterator[Metric]:
     yield make.counter(
         "taco:worker_failed_steps", "Steps that failed on the worker.", step_metrics.num_failed
     )
-    tokens = {"computed": step_metrics.num_computed, "given": step_metrics.num_given}
+    tokens = {
+        "computed": step_metrics.num_computed,
+        "given": step_metrics.num_given,
+        "forced": step_metrics.num_forced,
+    }
     yield make.counters(
         "taco:worker_tokens", "Tokens of the worker's steps, by kind.", "kind", tokens
     )

@@ -20,6 +20,7 @@ class StepMetrics:
         num_failed: failed steps.
         num_computed: tokens that steps were to compute, without drafts.
         num_given: tokens that steps returned, accepted drafts included.
+        num_forced: drafts of steps that a grammar forced.
         seconds: duration from the step's begin, or from the end of the step before if that is
             later, to the step's end. When steps are launched ahead this is the device's time.
     """
@@ -28,6 +29,7 @@ class StepMetrics:
         self.num_failed = 0
         self.num_computed = 0
         self.num_given = 0
+        self.num_forced = 0
         self.seconds = Histogram(_SECONDS)
         self._last_end = 0.0
 

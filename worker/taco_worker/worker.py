@@ -37,6 +37,7 @@ from taco_worker.memory.kv_sizing import resolve_max_model_len, size_kv_cache
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.step_model import StepModel
 from taco_worker.output_thread import OutputThread
+from taco_worker.speculation.grammar_drafter import GrammarDrafter
 from taco_worker.speculation.speculator_factory import (
     BatchLimits,
     make_drafter,
@@ -46,6 +47,9 @@ from taco_worker.speculation.speculator_factory import (
 from taco_worker.step_metrics import StepMetrics
 
 logger = logging.getLogger("taco.worker")
+
+# Logits of a step on a CPU where grammars force tokens: 128 MiB.
+_MAX_LOGITS = 2**25
 
 
 class Worker:
@@ -111,7 +115,6 @@ class Worker:
             tokens=make_token_table(config.max_num_seqs, max_model_len, transfers),
             gives_logprobs=config.speculation is None or not config.speculation.disable_logprobs,
         )
-        self._speculator = make_speculator(config.speculation, drafter, self._model, self._batch)
         vocab_size, eos_token_ids = self._model.plan.vocab_size, model_config.eos_token_ids
         self._grammars = GrammarCompiler(
             lambda: load_vocabulary(
@@ -128,6 +131,19 @@ class Worker:
             vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
         )
+        self.step_metrics = StepMetrics()
+        grammar_drafter = GrammarDrafter(
+            self._matchers,
+            self.step_metrics,
+            max_tokens=config.max_forced_tokens,
+            max_rows=_max_sampled_rows(config, transfers, vocab_size),
+            end_tokens=frozenset(eos_token_ids),
+            # Drafts of others follow the last token, so that the host waits for it.
+            knows_tokens=config.speculation is not None or not transfers.overlaps,
+        )
+        self._speculator = make_speculator(
+            config.speculation, drafter, self._model, self._batch, grammar_drafter
+        )
         self._runner = ModelRunner(
             self._model,
             self._batch,
@@ -136,11 +152,13 @@ class Worker:
             self._speculator,
             make_typical(config.speculation),
             self._matchers,
+            grammar_drafter,
         )
         self.info = replace(
             _describe(config, model_config, max_model_len, num_blocks),
             num_host_blocks=host_store.num_blocks,
             num_disk_blocks=self._disk_store.num_blocks if self._disk_store else 0,
+            max_forced_tokens=config.max_forced_tokens,
         )
         if self._speculator is not None:
             self.info = replace(
@@ -156,7 +174,6 @@ class Worker:
         self._epoch = 0
         self._failed = False
         self.is_broken = False
-        self.step_metrics = StepMetrics()
         _log_start(self.info, self._model)
 
     def execute(self, plan: StepPlan) -> StepOutput:
@@ -294,6 +311,13 @@ class Worker:
         self._failed = self._failed or plan.epoch == self._epoch
         self.is_broken = self.is_broken or self._transfers.is_lost()
         return _failure(plan, f"{type(error).__name__}: {error}")
+
+
+def _max_sampled_rows(config: WorkerConfig, transfers: Transfers, vocab_size: int) -> int:
+    """Tokens that a step may sample: on a GPU the number that memory was measured for."""
+    if transfers.overlaps:
+        return config.max_num_seqs
+    return max(config.max_num_seqs, _MAX_LOGITS // vocab_size)
 
 
 def _describe(

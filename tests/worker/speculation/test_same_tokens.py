@@ -106,7 +106,8 @@ async def check(
     tight_blocks: int | None = None,
     **scheduler: Any,
 ) -> None:
-    expected = await plain_answers(Worker(worker_config, lambda count: kernels_for(serves, 2)))
+    plain = replace(worker_config, max_forced_tokens=0)
+    expected = await plain_answers(Worker(plain, lambda count: kernels_for(serves, 2)))
     assert not expected.errors
     truth: dict[tuple[int, ...], list[list[int]]] = {}
     for (handle, _), tokens in expected.tokens.items():

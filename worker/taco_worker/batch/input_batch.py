@@ -29,6 +29,7 @@ class StepRows:
         is_sampled: whether a row's new tokens include the last known token of its sequence.
         max_drafts: draft tokens that a row may verify within its blocks; 0 for other rows.
         trees: drafts that the rows verify; `num_new_tokens` includes them. None without drafts.
+        are_forced: all drafts are tokens that grammars force, so that all are accepted.
     """
 
     slots: IntArray
@@ -37,10 +38,12 @@ class StepRows:
     is_sampled: Array
     max_drafts: IntArray
     trees: DraftTrees | None = None
+    are_forced: bool = False
 
-    def with_drafts(self, trees: DraftTrees) -> StepRows:
+    def with_drafts(self, trees: DraftTrees, *, forced: bool = False) -> StepRows:
         """Add a tree to each row; the tree of a row without drafts is empty."""
-        return replace(self, num_new_tokens=self.num_new_tokens + trees.num_nodes, trees=trees)
+        num_new_tokens = self.num_new_tokens + trees.num_nodes
+        return replace(self, num_new_tokens=num_new_tokens, trees=trees, are_forced=forced)
 
     def without_drafts(self) -> StepRows:
         assert self.trees is not None

@@ -39,7 +39,8 @@ class Verified:
             row's own token and one after each draft.
         num_tokens: int32 [number of sampled rows], tokens that each row gains.
         num_drafts: int32 [number of sampled rows], drafts that each row verified.
-        token_ids: int32 [sum(num_tokens)], the tokens that the rows gain, on the host.
+        token_ids: int32 [sum(num_tokens)], the tokens that the rows gain, on the host; empty if all
+            drafts were forced.
     """
 
     kept: IntArray

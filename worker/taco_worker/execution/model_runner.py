@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.native.draft_verification import accept
-from taco_proto.steps import IntArray, StepPlan
+from taco_proto.steps import EMPTY, IntArray, StepPlan
 from taco_worker.batch.input_batch import InputBatch, StepRows
 from taco_worker.batch.prompt_logprobs import PromptLogprobRows, find_prompt_logprob_rows
 from taco_worker.batch.step_input import last_of_each, make_input
@@ -30,6 +30,7 @@ from taco_worker.sampling.slot_params import NO_LOGPROBS, Array, Feature
 from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.sampling.typical_acceptance import TypicalAcceptance, draft_candidates
 from taco_worker.speculation.drafter import ComputedTokens
+from taco_worker.speculation.grammar_drafter import GrammarDrafter
 from taco_worker.speculation.speculator import Speculator
 
 # Maximum number of logits computed at once for prompt log probabilities: 64 MiB.
@@ -55,6 +56,7 @@ class ModelRunner:
         speculator: Speculator | None = None,
         typical: TypicalAcceptance | None = None,
         matchers: SlotMatchers | None = None,
+        grammar_drafter: GrammarDrafter | None = None,
     ) -> None:
         """
         Args:
@@ -62,6 +64,7 @@ class ModelRunner:
             speculator: None disables speculative decoding.
             typical: None accepts a draft only if the target samples the same token.
             matchers: follow the sequences with a grammar; None: no sequence has one.
+            grammar_drafter: drafts forced tokens where no speculator does; None: nothing does.
         """
         self._model = model
         self._batch = batch
@@ -69,6 +72,7 @@ class ModelRunner:
         self._host_store = host_store
         self._speculator = speculator
         self._matchers = matchers
+        self._grammar_drafter = grammar_drafter
         self._sampler = Sampler(
             batch.sampling, batch.tokens.data, model.sampling, transfers, typical
         )
@@ -101,11 +105,22 @@ class ModelRunner:
             self._speculator.apply(plan)
             parts = self._speculate(self._speculator, rows, plan)
             return parts, self._speculator.take_num_invalid()
+        if self._grammar_drafter is not None:
+            rows = self._grammar_drafter.draft(rows)
         parts = self._run_parts(rows)
-        token_ids = [part.token_ids for part in parts]
         if parts:
-            self._batch.advance(rows, token_ids[0] if len(parts) == 1 else torch.cat(token_ids))
+            self._advance(rows, parts)
         return parts, 0
+
+    def _advance(self, rows: StepRows, parts: list[StepPart]) -> Tensor:
+        """Append the parts' tokens to their sequences. Returns the tokens, on the device."""
+        token_ids = [part.token_ids for part in parts]
+        tokens = token_ids[0] if len(parts) == 1 else torch.cat(token_ids)
+        if (verified := parts[0].verified) is not None:
+            self._batch.advance_by(rows, verified.num_tokens, tokens)
+        else:  # the step had no drafts, or dropped them for lack of memory
+            self._batch.advance(rows if rows.trees is None else rows.without_drafts(), tokens)
+        return tokens
 
     def _run_parts(self, rows: StepRows) -> list[StepPart]:
         return split_on_out_of_memory(self._run, rows) if rows.slots.size else []
@@ -116,14 +131,12 @@ class ModelRunner:
         parts = self._run_parts(rows)
         if not parts:
             return parts
-        token_ids = torch.cat([part.token_ids for part in parts])
+        token_ids = self._advance(rows, parts)
         slots = rows.slots[rows.is_sampled]
         if (verified := parts[0].verified) is not None:
             num_tokens, host_ids = verified.num_tokens, verified.token_ids
-            self._batch.advance_by(rows, num_tokens, token_ids)
-        else:  # the step had no drafts, or dropped them for lack of memory
+        else:
             num_tokens, host_ids = np.ones_like(slots), self._to_host(token_ids)
-            self._batch.advance(rows if rows.trees is None else rows.without_drafts(), token_ids)
         for part in parts:
             if part.kept is not None:
                 speculator.observe(self._computed(part.kept))
@@ -178,6 +191,9 @@ class ModelRunner:
         """Reduce the part to the tokens after accepted drafts."""
         assert rows.trees is not None
         num_drafts = rows.trees.num_nodes[rows.is_sampled]
+        if rows.are_forced:  # without waiting for the device
+            kept = np.arange(part.token_ids.shape[0], dtype=np.int32)
+            return replace(part, verified=Verified(kept, num_drafts + 1, num_drafts, EMPTY))
         trees = replace(rows.trees, num_nodes=num_drafts)
         token_ids = self._to_host(part.token_ids)
         outcome = accept(trees, token_ids)

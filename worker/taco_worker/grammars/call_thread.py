@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -15,16 +15,21 @@ class CallThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._has_started = False
+        self._last: Future[Any] | None = None
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Queue a call. Call it from one thread only."""
-        if not self._has_started:
+        if self._last is None:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
-            self._has_started = True
         future: Future[T] = Future()
+        self._last = future
         self._calls.put((future, call))
         return future
+
+    def join(self) -> None:
+        """Return once no call runs or waits. For the thread that submits."""
+        if self._last is not None and not self._last.done():
+            wait([self._last])
 
     def _run(self) -> None:
         while True:

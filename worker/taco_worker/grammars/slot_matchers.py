@@ -42,6 +42,34 @@ class _Sequence:
     ignores_eos: bool
     matcher: LLMatcher | None = None
 
+    def rebuild_after_error(self) -> None:
+        """Begin with a new matcher if a draft took this one over a limit: it would stay failed."""
+        if self.matcher is not None and self.matcher.is_error():
+            self.matcher, self.num_tokens, self.unread = None, self.num_prompt_tokens, []
+
+    def read(self) -> LLMatcher:
+        """The matcher, after it has read what it had not."""
+        if self.matcher is None:
+            self.matcher = self.compiled.result().deep_copy()
+        unread, self.unread = self.unread, []
+        if unread:
+            self.matcher.consume_tokens(unread)
+        return self.matcher
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMatcher:
+    """The matcher of one of some slots.
+
+    Attributes:
+        index: of its slot among them.
+        num_unread: the sequence's last tokens that the matcher has not read.
+    """
+
+    index: int
+    matcher: LLMatcher
+    num_unread: int
+
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
@@ -114,6 +142,33 @@ class SlotMatchers:
                 params.ignore_eos,
             )
 
+    def find(self, slots: IntArray, *, reads: bool) -> list[SlotMatcher]:
+        """The matchers of those slots that have a grammar, for use until the next `begin`.
+
+        Args:
+            reads: they read all tokens first, which waits for the device. Otherwise they are as
+                their last masks left them, and slots without masks so far are left out.
+        """
+        found = [
+            (index, sequence)
+            for index, slot in enumerate(slots.tolist())
+            if (sequence := self._by_slot.get(slot)) is not None
+        ]
+        if not found:
+            return []
+        self._thread.join()
+        num_tokens = self._batch.num_tokens[slots]
+        if reads:
+            indexes = [index for index, _ in found]
+            sequences = [sequence for _, sequence in found]
+            _hand_out(sequences, self._new_tokens(slots[indexes], sequences))
+            return [SlotMatcher(index, sequence.read(), 0) for index, sequence in found]
+        return [
+            SlotMatcher(index, sequence.matcher, int(num_tokens[index]) - sequence.num_tokens)
+            for index, sequence in found
+            if sequence.matcher is not None
+        ]
+
     def begin(self, rows: StepRows) -> Future[StepMasks] | None:
         """Start to compute the masks of a step's sampled rows, before the model runs.
 
@@ -144,6 +199,8 @@ class SlotMatchers:
         self, slots: IntArray, sequences: list[_Sequence]
     ) -> tuple[list[int], Download]:
         """Tokens committed since the last masks: their number per sequence, and all of them."""
+        for sequence in sequences:
+            sequence.rebuild_after_error()
         known = np.array([sequence.num_tokens for sequence in sequences], dtype=np.int32)
         counts = self._batch.num_tokens[slots] - known
         before = np.cumsum(counts) - counts
@@ -163,14 +220,10 @@ class SlotMatchers:
         new: tuple[list[int], Download],
     ) -> StepMasks:
         """Runs in the masks' thread."""
-        counts, download = new
-        (tensor,) = download.wait()
-        tokens, start = tensor.tolist(), 0
+        _hand_out(sequences, new)
         found: list[RowMasks] = []
         errors: list[RowError] = []
-        for slot, sequence, draft, count in zip(slots, sequences, drafts, counts, strict=True):
-            sequence.unread += tokens[start : start + count]
-            start += count
+        for slot, sequence, draft in zip(slots, sequences, drafts, strict=True):
             if sequence.matcher is None:
                 sequence.matcher = sequence.compiled.result().deep_copy()
             unread, sequence.unread = sequence.unread, []
@@ -198,6 +251,16 @@ class SlotMatchers:
             ),
             tuple(errors),
         )
+
+
+def _hand_out(sequences: list[_Sequence], new: tuple[list[int], Download]) -> None:
+    """Give each sequence its new tokens."""
+    counts, download = new
+    (tensor,) = download.wait()
+    tokens, start = tensor.tolist(), 0
+    for sequence, count in zip(sequences, counts, strict=True):
+        sequence.unread += tokens[start : start + count]
+        start += count
 
 
 def _draft_of(rows: StepRows, row: int) -> Draft:

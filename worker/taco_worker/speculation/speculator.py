@@ -14,13 +14,13 @@ from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
 from taco_worker.sampling.slot_params import READS_TOKENS
 from taco_worker.speculation.draft_pausing import DraftPause
 from taco_worker.speculation.drafter import ComputedTokens, Drafter, chains, no_drafts
+from taco_worker.speculation.grammar_drafter import GrammarDrafter, with_chains
 
 logger = logging.getLogger("taco.worker")
 
 # Classes of a draft worker's drafts: one per depth.
 _NUM_PLANNED_CLASSES = 16
 _PLANNED_PRIOR = 0.6
-# Penalties read the tokens before a draft, which the token table holds for a chain only.
 
 
 class Speculator:
@@ -39,10 +39,13 @@ class Speculator:
         vocab_size: int,
         max_draft_tokens: int,
         max_tree_paths: int,
+        grammar_drafter: GrammarDrafter | None = None,
     ) -> None:
         """
         Args:
             max_tree_paths: paths that all trees of a step may have beyond the first path of each.
+            grammar_drafter: drafts forced tokens, and removes drafts that grammars refuse; None: no
+                sequence has a grammar.
 
         Raises:
             KernelLibraryError: the native library is missing.
@@ -54,6 +57,8 @@ class Speculator:
         self._batch = batch
         self._vocab_size = vocab_size
         self._max_tree_paths = max_tree_paths
+        self._grammar_drafter = grammar_drafter
+        self._forced_slots = EMPTY  # rows of the step whose drafts a grammar forces
         own_priors = np.zeros(0, np.float32) if drafter is None else drafter.priors
         self._first_planned_class = own_priors.size
         planned = np.full(_NUM_PLANNED_CLASSES, _PLANNED_PRIOR, np.float32)
@@ -104,11 +109,19 @@ class Speculator:
         may = np.flatnonzero(rows.max_drafts > 0)
         slots = rows.slots[may]
         trees = self._propose(slots, rows.max_drafts[may], planned)
+        forced: dict[int, list[int]] = {}
+        if self._grammar_drafter is not None:
+            trees = self._grammar_drafter.without_refused(trees, slots)
+            forced = self._grammar_drafter.forced(rows, may)
+        self._forced_slots = slots[list(forced)]
         self._has_proposed = trees.token_ids.size > 0
         was_asked = self.drafter is not None and not self._pause.is_paused
-        if not slots.size or not (self._has_proposed or was_asked):
+        if not slots.size or not (self._has_proposed or was_asked or forced):
             return rows
-        chosen = self._choose(trees, slots, int(rows.num_new_tokens.sum()))
+        chosen = trees
+        if self._has_proposed or was_asked:
+            chosen = self._choose(trees, slots, int(rows.num_new_tokens.sum()))
+        chosen = with_chains(chosen, forced)
         if not chosen.token_ids.size:
             return rows
         num_nodes = np.zeros_like(rows.slots)
@@ -122,6 +135,7 @@ class Speculator:
             trees,
             slots,
             num_other_tokens=num_other_tokens,
+            # Penalties read the tokens before a draft; the token table holds them for chains only.
             has_one_path=(self._batch.sampling.features[slots] & READS_TOKENS) != 0,
             max_branches=self._max_tree_paths,
             draft_seconds=self._pause.draft_seconds,
@@ -158,7 +172,8 @@ class Speculator:
         if self.drafter is None:
             return
         if slots.size:
-            self.drafter.record_verified(slots, num_drafts, num_tokens - 1)
+            is_own = ~np.isin(slots, self._forced_slots)
+            self.drafter.record_verified(slots, num_drafts * is_own, (num_tokens - 1) * is_own)
         is_followed = self._is_followed[slots]
         if is_followed.all():
             if slots.size:

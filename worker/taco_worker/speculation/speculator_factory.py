@@ -11,6 +11,7 @@ from taco_worker.batch.input_batch import InputBatch
 from taco_worker.models.step_model import StepModel
 from taco_worker.sampling.typical_acceptance import TypicalAcceptance
 from taco_worker.speculation.drafter import Drafter
+from taco_worker.speculation.grammar_drafter import GrammarDrafter
 from taco_worker.speculation.speculator import Speculator
 
 
@@ -46,7 +47,11 @@ def max_draft_tokens(config: SpeculationConfig | None, drafter: Drafter | None) 
 
 
 def make_speculator(
-    config: SpeculationConfig | None, drafter: Drafter | None, model: StepModel, batch: InputBatch
+    config: SpeculationConfig | None,
+    drafter: Drafter | None,
+    model: StepModel,
+    batch: InputBatch,
+    grammar_drafter: GrammarDrafter,
 ) -> Speculator | None:
     """Create the speculator; None without speculative decoding.
 
@@ -62,6 +67,7 @@ def make_speculator(
             vocab_size=model.plan.vocab_size,
             max_draft_tokens=max_draft_tokens(config, drafter),
             max_tree_paths=model.max_tree_paths,
+            grammar_drafter=grammar_drafter,
         )
     except KernelLibraryError as error:
         raise ConfigurationError(f"drafts cannot be verified: {error}") from error
