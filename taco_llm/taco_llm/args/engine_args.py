@@ -337,6 +337,7 @@ class EngineArgs(DeviceArgs):
             conservative_dry_run=self.conservative_dry_run,
             given_gpu_options=tuple(name for name in GPU_ONLY if name in self.given),
             speculation=self.speculation_config(),
+            max_forced_tokens=self.max_forced_tokens,
             host_kv_bytes=self.host_kv_bytes(num_local_workers),
             host_kv_may_shrink=not has_own_size,
             num_local_workers=num_local_workers,

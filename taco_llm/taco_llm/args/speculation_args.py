@@ -8,7 +8,7 @@ from taco_llm.args.draft_checkpoint import are_heads
 from taco_llm.args.flags import DRAFTER, WORKER, flag
 from taco_llm.args.model_location import locate_model
 from taco_llm.args.scheduler_args import SchedulerArgs
-from taco_proto.config import SpeculationConfig
+from taco_proto.config import DEFAULT_FORCED_TOKENS, MAX_SPECULATIVE_TOKENS, SpeculationConfig
 from taco_proto.errors import ConfigurationError
 
 NGRAM = "[ngram]"
@@ -125,6 +125,15 @@ class SpeculationArgs(SchedulerArgs):
         is_advanced=True,
         old_negations=("disable_logprobs_during_spec_decoding",),
     )
+    max_forced_tokens: int = flag(
+        "Maximum tokens that a step appends to a sequence at once where its grammar (structured "
+        "output) allows no other text. 0 computes one token a step, as for other texts.",
+        _WORKER,
+        default=DEFAULT_FORCED_TOKENS,
+        parse=int,
+        metavar="TOKENS",
+        is_advanced=True,
+    )
 
     def __post_init__(self) -> None:
         SchedulerArgs.__post_init__(self)
@@ -142,6 +151,11 @@ class SpeculationArgs(SchedulerArgs):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigurationError(f"{name} must be a number from 0 on, got {value}")
+        if not 0 <= self.max_forced_tokens <= MAX_SPECULATIVE_TOKENS:
+            raise ConfigurationError(
+                f"max_forced_tokens must be an integer from 0 to {MAX_SPECULATIVE_TOKENS}, got "
+                f"{self.max_forced_tokens}"
+            )
         self._check_ngram()
 
     def _check_ngram(self) -> None:

@@ -242,6 +242,7 @@ def test_a_bad_configuration_file_is_a_one_line_error(
         (["serve", "demo", "--enable-chunked-prefill=False"], "cannot be turned off"),
         (["serve", "demo", "--block-size", "7"], "7 is not available; choose from 8, 16, 32"),
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer"),
+        (["serve", "demo", "--max-forced-tokens", "33"], "max_forced_tokens must be an integer"),
         (["serve", "demo", "--max-waiting-requests", "0"], "max_waiting_requests must be"),
         (["serve", "demo", "--max-waiting-tokens", "0"], "max_waiting_tokens must be"),
         (["serve", "demo", "--admin-port", "8000"], "port and admin_port are both 8000"),
@@ -423,6 +424,7 @@ def test_given_options_reach_the_configurations(tmp_path: Path) -> None:
         "max_seq_len_to_capture": 100,
         "cpu_offload_gb": 1.5,
         "max_num_batched_tokens": 512,
+        "max_forced_tokens": 3,
     }
     worker = EngineArgs(model=str(tmp_path), **for_gpus).worker_config("unix:/x", "w")
     assert {name: getattr(worker, name) for name in for_gpus} == for_gpus
