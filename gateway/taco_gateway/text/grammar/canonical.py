@@ -64,6 +64,8 @@ def canonical_grammar(kind: str, value: Any, options: Mapping[str, Any]) -> str:
             return _wrapped(
                 lark_grammar="start: " + " | ".join(map(_literal, dict.fromkeys(value)))
             )
+    if _OPTIONS in value:  # in a schema inside the grammar
+        raise ConstraintError(f"a grammar may not contain {_OPTIONS}")
     try:
         return _wrapped(lark_grammar=any_to_lark(value))
     except Exception as error:  # the converter raises many types
