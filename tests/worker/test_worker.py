@@ -303,6 +303,21 @@ def test_rope_scaling_extends_the_longest_sequence(checkpoint: Path) -> None:
     assert make_worker(checkpoint, rope_scaling=scaling).info.max_model_len == 1024
 
 
+def test_a_warning_names_the_length_without_scaling(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings(rope_type: str, max_model_len: int) -> list[str]:
+        caplog.clear()
+        scaling = {"rope_type": rope_type, "factor": 2.0}
+        make_worker(checkpoint, rope_scaling=scaling, max_model_len=max_model_len)
+        return [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+
+    assert warnings("linear", 513) == warnings("dynamic", 512) == []
+    (warning,) = warnings("dynamic", 513)
+    assert warning.startswith("rotary positions are scaled for 513 tokens, also in shorter seq")
+    assert warning.endswith("by a sequence's length: --max-model-len 512 gives its results")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

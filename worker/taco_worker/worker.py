@@ -35,6 +35,7 @@ from taco_worker.kv_tiers.tier_factory import (
 )
 from taco_worker.memory.kv_sizing import resolve_max_model_len, size_kv_cache
 from taco_worker.models.config import ModelConfig
+from taco_worker.models.rope import exact_length
 from taco_worker.models.step_model import StepModel
 from taco_worker.output_thread import OutputThread
 from taco_worker.speculation.grammar_drafter import GrammarDrafter
@@ -175,6 +176,7 @@ class Worker:
         self._failed = False
         self.is_broken = False
         _log_start(self.info, self._model)
+        _warn_of_scaled_positions(self.info.max_model_len, model_config)
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Run one step. A failed step does not raise: the output's `error` says why it failed."""
@@ -362,6 +364,20 @@ def _log_start(info: WorkerInfo, model: StepModel) -> None:
             },
         ),
     )
+
+
+def _warn_of_scaled_positions(max_model_len: int, model: ModelConfig) -> None:
+    """Warn if short sequences get other positions than in the model's published code."""
+    tables = model.plan.rope_tables.values()
+    lengths = [exact_length(table.rotary, max_model_len) for table in tables]
+    if length := min((one for one in lengths if one is not None), default=None):
+        logger.warning(
+            "rotary positions are scaled for %d tokens, also in shorter sequences; published code "
+            "of %s scales them by a sequence's length: --max-model-len %d gives its results",
+            max_model_len,
+            model.architecture,
+            length,
+        )
 
 
 def _failure(plan: StepPlan, error: str) -> StepOutput:

@@ -123,6 +123,7 @@ VARIANTS: tuple[Variant, ...] = (
             ("new_decoder_architecture", True),
             ("new_decoder_architecture", REMOVED),
         ),
+        rejected=(("partial_rotary_factor", 0.5),),
     ),
     Variant(
         "falcon-40b-like",

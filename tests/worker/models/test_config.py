@@ -126,6 +126,22 @@ def test_rope_theta_override_keeps_the_scaling(tmp_path: Path) -> None:
         assert _rotary(plan) == RotaryConfig(1e6, LinearScaling(2.0))
 
 
+def test_settings_by_both_names(tmp_path: Path) -> None:
+    """transformers prefers one of them, other software the other."""
+    fields = {
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5.0},
+    }
+    path = _write(tmp_path, **fields)
+    for theta in (None, 1e6):
+        with pytest.raises(ValueError, match="rope_scaling and rope_parameters differ in factor:"):
+            load_hf_config(path, rope_theta=theta)
+    plan = load_hf_config(path, hf_overrides={"rope_scaling": None}).plan
+    assert _rotary(plan) == RotaryConfig(5.0, LinearScaling(4.0))
+    plan = load_hf_config(path, rope_scaling={"type": "linear", "factor": 8.0}).plan
+    assert _rotary(plan) == RotaryConfig(5.0, LinearScaling(8.0))
+
+
 def test_theta_inside_the_scaling_override(tmp_path: Path) -> None:
     path = _write(tmp_path, rope_theta=5.0)
     scaling = {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}

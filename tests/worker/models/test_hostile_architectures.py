@@ -50,6 +50,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (GEMMA_2, {"final_logit_softcapping": -30.0}, "final_logit_softcapping must be above 0"),
     (GEMMA_3, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
     (SMOLLM_3, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+    ("qwen-7b-like", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
     (SMOLLM_3, {"no_rope_layers": [-1] * 4}, "no_rope_layers must be a list of 0 and 1"),
     ("granite-like", {"attention_multiplier": -1.0}, "scale must be positive, not -1.0"),
     ("olmoe-like", {"clip_qkv": 0}, "clip_qkv must be above 0, not 0"),

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from taco_worker.models.rope import (
+    DynamicScaling,
     LinearScaling,
     LongScaling,
+    NtkScaling,
+    RopeScaling,
     RotaryConfig,
     YarnScaling,
+    exact_length,
     scaled_max_position_embeddings,
 )
-from taco_worker.models.rope_parsing import parse_layer_rotary, parse_rotary
+from taco_worker.models.rope_parsing import check_rope_names, parse_layer_rotary, parse_rotary
 
 LENGTH = {"max_position_embeddings": 4096}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1, 1.5], "long_factor": [2, 3.5]}
@@ -157,3 +161,75 @@ def test_settings_must_fit_to_the_heads(
     rotary = parse_rotary({**LENGTH, "rope_parameters": parameters})
     with pytest.raises(ValueError, match=message):
         rotary.rotary_dim(head_dim)
+
+
+_YARN = {"factor": 4.0, "beta_fast": 32}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "parameters"),
+    [
+        ({"type": "yarn", **_YARN}, {"rope_type": "yarn", "rope_theta": 7.0, **_YARN}),
+        ({"rope_type": "yarn", "rope_theta": 7, **_YARN}, {"rope_type": "yarn", **_YARN}),
+        ({"type": "yarn", "mscale": None, **_YARN}, {"rope_type": "yarn", **_YARN}),
+        ({"type": "su", **LONGROPE, "rope_type": None}, LONGROPE),
+        (
+            {"type": "mrope", "mrope_section": [2, 3, 3]},
+            {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 7.0},
+        ),
+        (
+            {"type": "linear", "factor": 8},
+            {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": None},
+        ),
+        ({}, {"rope_type": "yarn", **_YARN}),
+        ({"type": "yarn", **_YARN}, None),
+    ],
+    ids=str,
+)
+def test_equal_settings_by_both_names_are_read(scaling: Any, parameters: Any) -> None:
+    fields = {"rope_theta": 7.0, "rope_scaling": scaling, "rope_parameters": parameters}
+    check_rope_names({**LENGTH, **fields})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "parameters", "names"),
+    [
+        ({"type": "yarn", **_YARN}, {"rope_type": "default"}, "beta_fast, factor, rope_type"),
+        ({"type": "yarn", **_YARN}, {"type": "yarn", **_YARN, "factor": 2.0}, "factor"),
+        ({"type": "yarn", **_YARN}, {"type": "yarn", **_YARN, "truncate": False}, "truncate"),
+        ({"type": "yarn", **_YARN}, {"type": "yarn", **_YARN, "rope_theta": 8.0}, "rope_theta"),
+        (
+            {"type": "linear", "factor": 8.0},
+            {"full_attention": {"rope_type": "default"}, "sliding_attention": None},
+            "factor, rope_type",
+        ),
+        ({"type": "linear", "factor": 8.0}, {"full_attention": None}, "factor, rope_type"),
+    ],
+    ids=str,
+)
+def test_settings_that_differ_by_name_are_rejected(
+    scaling: Any, parameters: Any, names: str
+) -> None:
+    fields = {"rope_theta": 7.0, "rope_scaling": scaling, "rope_parameters": parameters}
+    message = f"rope_scaling and rope_parameters differ in {names}: remove one of them, or"
+    with pytest.raises(ValueError, match=message):
+        check_rope_names({**LENGTH, **fields})
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        DynamicScaling(2.0, 100),
+        NtkScaling(100),
+        LongScaling((1.0,), (2.0,), 1.0, 1.0, 100),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_length_from_which_short_sequences_are_scaled(scaling: RopeScaling) -> None:
+    rotary = RotaryConfig(1e4, scaling)
+    assert [exact_length(rotary, length) for length in (99, 100, 101)] == [None, None, 100]
+
+
+def test_most_scalings_are_the_same_at_any_length() -> None:
+    for scaling in (None, LinearScaling(2.0)):
+        assert exact_length(RotaryConfig(1e4, scaling), 10**6) is None

@@ -13,7 +13,7 @@ from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.config_reading import config_file, read_hf_config
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
-from taco_worker.models.rope_parsing import is_by_layer_type
+from taco_worker.models.rope_parsing import check_rope_names, is_by_layer_type
 
 SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -79,6 +79,8 @@ def load_hf_config(
     _check_sizes(file, hf_config)
     _check_types(file, hf_config)
     try:
+        if rope_scaling is None:
+            check_rope_names(hf_config)
         config = _parse(model_dir, _override_rope(hf_config, rope_scaling, rope_theta), generation)
     except KeyError as error:
         raise ValueError(f"{file} has no {error}") from None
@@ -165,8 +167,10 @@ def _override_rope(
         "rope_theta": hf_config.get("rope_theta"),
     }
     scaling = current if rope_scaling is None else rope_scaling
-    theta = rope_theta or scaling.get("rope_theta") or current.get("rope_theta")
-    return {**hf_config, "rope_parameters": {**scaling, "rope_theta": theta}}
+    theta = scaling.get("rope_theta") or current.get("rope_theta")
+    theta = theta if rope_theta is None else rope_theta
+    parameters = {**scaling, "rope_theta": theta}
+    return {**hf_config, "rope_parameters": parameters, "rope_scaling": None}
 
 
 def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:

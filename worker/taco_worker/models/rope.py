@@ -148,6 +148,11 @@ class RotaryConfig:
         self.check(rotary_dim)
         return rotary_dim
 
+    def check_whole_heads(self) -> None:
+        """Raise ValueError if a part of each head is not rotated."""
+        if (partial := self.partial_rotary_factor) != 1:
+            raise ValueError(f"partial_rotary_factor {partial} is not supported, only 1")
+
     def check(self, rotary_dim: int) -> None:
         """Raise ValueError unless these settings fit to `rotary_dim` rotated numbers of a head."""
         if rotary_dim < 2 or rotary_dim % 2:
@@ -183,6 +188,23 @@ def scaled_max_position_embeddings(rotary: RotaryConfig, max_position_embeddings
             return int(scaling.original_max_position_embeddings * scaling.factor)
         case _:
             return max_position_embeddings
+
+
+def exact_length(rotary: RotaryConfig, max_length: int) -> int | None:
+    """The largest `--max-model-len` that gives the published code's positions at any length.
+
+    Args:
+        max_length: longest sequence in tokens that is served.
+
+    Returns:
+        A number of tokens; None: `max_length` tokens give them too.
+    """
+    match rotary.scaling:
+        case DynamicScaling() | NtkScaling() | LongScaling() as scaling:
+            length = scaling.original_max_position_embeddings
+            return length if max_length > length else None
+        case _:
+            return None
 
 
 def yarn_amplitude(factor: float, weight: float = 1.0) -> float:

@@ -98,6 +98,44 @@ def parse_layer_rotary(
     return {layer_type: settings(layer_type) for layer_type in layer_types}
 
 
+def check_rope_names(hf_config: Mapping[str, Any]) -> None:
+    """Refuse a config whose `rope_scaling` and `rope_parameters` contradict each other.
+
+    transformers prefers the first and other software the second, so neither is what was meant.
+
+    Raises:
+        ValueError: they differ; the message names the settings.
+    """
+    scaling, parameters = hf_config.get("rope_scaling"), hf_config.get("rope_parameters")
+    if not scaling or not parameters:
+        return
+    if is_by_layer_type(parameters):
+        # Configs with `rope_scaling` mean the layers that attend to all tokens.
+        parameters = parameters.get("full_attention")
+        parameters = parameters if isinstance(parameters, Mapping) else {}
+    differing = _differing(scaling, parameters)
+    for fields in (_THETA_FIELDS, _PARTIAL_FIELDS):  # old configs have them beside the settings
+        values = [_first_given(one, hf_config, fields, None) for one in (scaling, parameters)]
+        if None not in values and values[0] != values[1]:
+            differing.append(fields[0])
+    if differing:
+        raise ValueError(
+            f"rope_scaling and rope_parameters differ in {', '.join(differing):.200}: remove one "
+            "of them, or disable one with --hf-overrides '{\"rope_scaling\": null}'"
+        )
+
+
+def _differing(*both: Mapping[str, Any]) -> list[str]:
+    """The settings that are not equal, without those that configs may have beside them."""
+    outside = {"type", "rope_type", *_THETA_FIELDS, *_PARTIAL_FIELDS}
+    first, second = (
+        {name: value for name, value in one.items() if value is not None and name not in outside}
+        | {"rope_type": _kind(one)}
+        for one in both
+    )
+    return sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
+
+
 def is_by_layer_type(parameters: Mapping[str, Any]) -> bool:
     """Whether `rope_parameters` has settings per layer type, as for Gemma 3."""
     return any(
@@ -135,7 +173,10 @@ def _parse(
 
 
 def _first_given(
-    given: Mapping[str, Any], hf_config: Mapping[str, Any], names: tuple[str, ...], default: float
+    given: Mapping[str, Any],
+    hf_config: Mapping[str, Any],
+    names: tuple[str, ...],
+    default: float | None,
 ) -> Any:
     """The first of the named fields that is not null, in the rope settings or in the config."""
     fields = (fields.get(name) for fields in (given, hf_config) for name in names)
@@ -152,12 +193,18 @@ def _positive(name: str, value: object) -> float:
     return float(value)
 
 
+def _kind(given: Mapping[str, Any]) -> Any:
+    """The kind of scaling, by its name in new configs."""
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind in ("su", "yarn") and "short_factor" in given:
+        return "longrope"  # as early Phi-3 checkpoints call it
+    return "default" if kind == "mrope" else kind  # sections have a setting
+
+
 def _parse_scaling(
     given: Mapping[str, Any], hf_config: Mapping[str, Any], partial: float
 ) -> RopeScaling | None:
-    kind = given.get("rope_type") or given.get("type") or "default"
-    if kind in ("su", "yarn") and "short_factor" in given:
-        kind = "longrope"  # as early Phi-3 checkpoints call it
+    kind = _kind(given)
 
     def number(name: str, default: float | None = None) -> float:
         value = given.get(name)
@@ -191,7 +238,7 @@ def _parse_scaling(
         return int(length)
 
     match kind:
-        case "default" | "mrope":
+        case "default":
             return None
         case "linear":
             return LinearScaling(number("factor"))

@@ -52,9 +52,8 @@ def llama_spec(
         )
         length = scaled_max_position_embeddings(settings, length)
         rotary = Rotary(settings={"rope": settings})
-    partials = {settings.partial_rotary_factor for settings in rotary.settings.values()}
-    if default_partial is None and partials - {1.0}:
-        raise ValueError(f"partial_rotary_factor {min(partials)} is not supported, only 1")
+    for settings in rotary.settings.values() if default_partial is None else ():
+        settings.check_whole_heads()
     heads = read_heads(fields, default_head_dim=default_head_dim)
     spec = DecoderSpec(
         sizes=read_sizes(fields, length),

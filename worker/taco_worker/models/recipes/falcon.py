@@ -47,10 +47,9 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         attention = replace(attention, alibi=slopes)
     else:
         settings = parse_rotary({**fields.values, "max_position_embeddings": length})
-        rotary, length = (
-            Rotary(settings={"rope": settings}),
-            scaled_max_position_embeddings(settings, length),
-        )
+        settings.check_whole_heads()
+        rotary = Rotary(settings={"rope": settings})
+        length = scaled_max_position_embeddings(settings, length)
     size = fields.optional_size("ffn_hidden_size") or 4 * hidden_size
     up = Module(f"{_LAYER}.mlp.dense_h_to_4h", size)
     down = Module(f"{_LAYER}.mlp.dense_4h_to_h", hidden_size)

@@ -67,6 +67,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
 def _rotary(fields: ConfigFields, trained_length: int) -> RotaryConfig:
     """Settings of --rope-scaling replace the published growth of theta."""
     rotary = parse_rotary(fields.values)
+    rotary.check_whole_heads()
     if rotary.scaling is None and fields.flag("use_dynamic_ntk", default=True):
         return RotaryConfig(rotary.theta, NtkScaling(trained_length))
     return rotary
