@@ -16,7 +16,6 @@ from taco_worker.models.plan.views import (
     HeadMatrices,
     NormalizeRows,
     PlusOne,
-    Rows,
     Transpose,
     View,
 )
@@ -33,7 +32,6 @@ def views_with_shapes(draw: st.DrawFn) -> tuple[View, tuple[int, ...]]:
     head_size = start + rows + after
     cases: list[tuple[View, tuple[int, ...]]] = [
         (Transpose(), (rows, columns)),
-        (Rows(start, start + rows + after, rows), (rows, columns)),
         (Columns(start, start + columns + after, columns), (rows, columns)),
         (GroupedRows(groups, start + rows + after, start, rows), (groups * rows, columns)),
         (EveryRow(min(start, step - 1), step), (rows, columns)),

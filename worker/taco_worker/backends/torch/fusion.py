@@ -39,8 +39,8 @@ class FusedPlan:
     """The ops of a step.
 
     Attributes:
-        pending: per layer, what its output still lacks: columns that the next op adds to the
-            stream.
+        pending: per layer, columns that the next op adds to the stream before the stream is the
+            layer's output; None: it already is.
     """
 
     embedding: tuple[TorchOp, ...]

@@ -1,4 +1,4 @@
-"""What the ops of one step read and write in torch."""
+"""Inputs and buffers of one step's ops in torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taco_worker.models.plan.slices import Slice
 
 
 class RopeAngles(NamedTuple):
-    """What rotations take besides heads: see `LayerOps.rotate`."""
+    """Inputs of a rotation besides the heads: see `LayerOps.rotate`."""
 
     positions: Tensor
     cos_sin: Tensor
@@ -28,7 +28,7 @@ class StepTokens:
 
     Attributes:
         token_ids, positions: integers [num_tokens].
-        columns: what the op Input stores, [num_tokens, columns]; None: there is no such op.
+        columns: values of the op Input, [num_tokens, columns]; None: the plan has no such op.
         cos_sin: rope tables by name, float32 [max_positions, rotary_dim].
         sections: of each rope table, see `RotaryConfig`.
         rope_positions: integers [axes, num_tokens], for tables with sections; None: all axes have a

@@ -36,21 +36,6 @@ class Transpose:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows [start, start + count) of `total`; count follows from the parameter."""
-
-    start: int
-    total: int
-    count: int
-
-    def stored_shape(self, shape: Shape) -> Shape:
-        return (self.total, *shape[1:])
-
-    def apply(self, tensor: Any) -> Any:
-        return tensor[self.start : self.start + self.count]
-
-
-@dataclass(frozen=True, slots=True)
 class Columns:
     """Columns [start, start + count) of `total`."""
 

@@ -16,7 +16,7 @@ from taco_worker.models.plan.sliding_windows import windows_by_type
 from taco_worker.models.plan.views import EveryRow, Transpose, View
 from taco_worker.models.rope_parsing import parse_rotary
 
-# What configs without scaling mean.
+# The scaling of configs without one.
 _YARN = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -51,8 +51,8 @@ def _mixture_of_experts(fields: ConfigFields) -> MoeSpec:
     gate_up, down = f"{MLP}.experts.gate_up_proj", f"{MLP}.experts.down_proj"
     stored = Transpose()  # matrices are [in, out], except those of MXFP4
 
-    def in_turns(name: str, *views: View, codes: Dequantization | None = None) -> list[Source]:
-        """The rows of gate and up take turns."""
+    def alternating(name: str, *views: View, codes: Dequantization | None = None) -> list[Source]:
+        """Rows of gate and up, which alternate in the tensor."""
         views_of = [(*views, EveryRow(part, 2)) for part in (0, 1)]
         return [Source(name, i * size, size, one, codes) for i, one in enumerate(views_of)]
 
@@ -64,13 +64,13 @@ def _mixture_of_experts(fields: ConfigFields) -> MoeSpec:
         "softmax_topk",
         renormalize=False,
         router=(f"{MLP}.router",),
-        gate_up=[in_turns(gate_up, stored), in_turns(gate_up, codes=Mxfp4(hidden_size))],
+        gate_up=[alternating(gate_up, stored), alternating(gate_up, codes=Mxfp4(hidden_size))],
         down=[
             [Source(down, 0, hidden_size, (stored,))],
             [Source(down, 0, hidden_size, dequantization=Mxfp4(size))],
         ],
         router_bias=True,
-        gate_up_bias=in_turns(f"{gate_up}_bias"),
+        gate_up_bias=alternating(f"{gate_up}_bias"),
         down_bias=[Source(f"{down}_bias", 0, hidden_size)],
         alpha=fields.positive("swiglu_alpha", default=ALPHA),
         limit=fields.positive("swiglu_limit", default=7.0),

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taco_worker.models.config_fields import ConfigFields
-from taco_worker.models.plan.decoder_block import ATTENTION, LLAMA_NAMES, decoder
-from taco_worker.models.plan.llama_block import llama_mlp, llama_spec, read_heads
+from taco_worker.models.plan.decoder_block import decoder
+from taco_worker.models.plan.llama_block import llama_mlp, llama_spec
 from taco_worker.models.plan.model_plan import ModelPlan
-
-TENSOR_NAMES = LLAMA_NAMES
-SELF_ATTENTION = ATTENTION
-__all__ = ["SELF_ATTENTION", "TENSOR_NAMES", "llama", "plan", "read_heads"]
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
