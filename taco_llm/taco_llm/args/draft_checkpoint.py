@@ -1,7 +1,7 @@
 """Tells from its files whether a speculative model is a draft model or Medusa or EAGLE heads."""
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,23 @@ def are_heads(location: str) -> bool:
     Raises:
         ConfigurationError: config.json is missing or cannot be read.
     """
-    config = _read_config(location)
+    return _are_heads(_read_config(location), location)
+
+
+def is_head_directory(directory: Path) -> bool:
+    """Whether `directory` contains Medusa or EAGLE heads; False without a readable config.json.
+
+    Raises:
+        ConfigurationError: a weight file is damaged.
+    """
+    try:
+        config = read_json_object(directory / "config.json")
+    except (OSError, ValueError):
+        return False
+    return _are_heads(config, str(directory))
+
+
+def _are_heads(config: Mapping[str, Any], location: str) -> bool:
     architectures = " ".join(map(str, config.get("architectures") or ())).lower()
     if (
         "medusa_num_heads" in config

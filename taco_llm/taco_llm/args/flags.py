@@ -7,8 +7,8 @@ Python callers construct a table directly. The command line adds one argparse fl
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any
 
 from taco_llm.args.parser import Parser
@@ -86,8 +86,17 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def add_flags(parser: Parser, title: str, table: type, service: str | None = None) -> None:
+def add_flags(
+    parser: Parser,
+    title: str,
+    table: type,
+    service: str | None = None,
+    *,
+    only: Collection[str] | None = None,
+) -> None:
     """Adds the flags of the dataclass `table` that `service` reads (None: all flags) to `parser`.
+
+    With `only`, adds the flags of these fields alone, and shows them in the plain help.
 
     Optional class attributes of the table: `FLAG_GROUPS` maps names of fields to groups other than
     `title`. `GROUP_ORDER` is the order of these groups in the help. With `NONE_IS_DEFAULT` the text
@@ -99,6 +108,10 @@ def add_flags(parser: Parser, title: str, table: type, service: str | None = Non
     grouped = [(groups.get(item.name, title), item) for item in flag_fields(table)]
     for group_title, item in sorted(grouped, key=lambda pair: order.index(pair[0])):
         spec: Flag = item.metadata["flag"]
+        if only is not None:
+            if item.name not in only:
+                continue
+            spec = replace(spec, is_advanced=False)
         if service is None or service in spec.services:
             _add_flag(parser, parser.group(group_title), item, spec, none_is_default)
 

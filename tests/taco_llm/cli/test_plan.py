@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from support.checkpoints import make_checkpoint
+from support.eagle_reference import CONFIGS, DRAFT_VOCAB, HIDDEN, VOCAB, eagle_shapes
+from support.heads import random_tensors, write_heads
 from taco_llm.cli.main import main
 
 
@@ -45,6 +49,95 @@ def test_the_scaling_of_positions_is_listed(
     assert line.endswith("theta 500.0, scaling LinearScaling(factor=4.0), growth none")
 
 
+def test_long_columns_are_followed_by_a_space(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    sizes = {"hidden_size": 98304, "head_dim": 24576, "intermediate_size": 100000}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **sizes}))
+    assert main(["plan", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    rows = [line for line in text.splitlines() if line.startswith("  ") and " -> " in line]
+    assert max(line.index(" -> ") for line in rows) > 56
+    assert not re.search(r" -> (-|\S+:\d+\])\S", text.replace("],", "] "))
+
+
+def test_flags_change_the_config_as_they_do_for_serve(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scaling = '{"rope_type": "linear", "factor": 4.0}'
+    flags = ["--rope-scaling", scaling, "--rope-theta=500", "--config-format=hf"]
+    overrides = ["--hf-overrides", '{"num_hidden_layers": 2}', "--disable-sliding-window"]
+    assert main(["plan", str(checkpoint), *flags, *overrides]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("LlamaForCausalLM: 2 layers, ")
+    assert "longest sequence: 2,048 tokens" in lines
+    (table,) = (one for one in lines if "rope table" in one)
+    assert table.endswith("theta 500.0, scaling LinearScaling(factor=4.0), growth none")
+
+
+def test_the_flags_of_the_config_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    shown = re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert {"--matrices", "--config-format", "--hf-overrides", "--rope-scaling"} < {*shown}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("eagle", ["Eagle"]), ("eagle3", ["Eagle3Features", "Eagle3", "Eagle3Logits"])],
+)
+def test_the_plans_of_eagle(
+    kind: str, names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_heads(tmp_path, CONFIGS[kind], random_tensors(eagle_shapes(kind)), "model.safetensors")
+    assert main(["plan", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"^(\w+): \d+ layers?, ", text, re.MULTILINE) == names
+    assert text.count("layers.0.attn.kv_proj.weight") == 2  # before and after lowering
+    assert (f"lm_head.weight [{DRAFT_VOCAB}, {HIDDEN}]" in text) is (kind == "eagle3")
+
+
+@pytest.mark.parametrize("has_lm_heads", [True, False])
+def test_equal_medusa_heads_are_listed_once(
+    has_lm_heads: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(3):
+        shapes |= {f"{head}.0.linear.weight": (HIDDEN, HIDDEN), f"{head}.0.linear.bias": (HIDDEN,)}
+        shapes |= {f"{head}.1.weight": (VOCAB, HIDDEN)} if has_lm_heads else {}
+    config = {"medusa_num_heads": 3, "medusa_num_layers": 1, "original_lm_head": not has_lm_heads}
+    write_heads(tmp_path, config, random_tensors(shapes), "medusa_lm_head.safetensors")
+    assert main(["plan", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    num_elements = HIDDEN * HIDDEN + HIDDEN + (VOCAB * HIDDEN if has_lm_heads else 0)
+    assert text.startswith(f"3 times Medusa: 1 layer, {num_elements:,} parameters\n")
+    assert text.count("Medusa") == 1
+    assert (f"[{VOCAB}, {HIDDEN}]" in text) is has_lm_heads
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "message"),
+    [
+        (CONFIGS["eagle"], ["--rope-theta=1"], "--rope-theta do not apply to them"),
+        ({"medusa_num_heads": 2}, [], "the weights have no tensor 0.0.linear.weight"),
+        ({**CONFIGS["eagle"], "hidden_size": None}, [], "hidden_size must be a positive integer"),
+        ({"draft_vocab_size": 3}, [], "config.json has no 'hidden_size'"),
+    ],
+)
+def test_bad_heads_give_one_line(
+    config: dict[str, object],
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_heads(tmp_path, config, random_tensors(eagle_shapes("eagle")), "model.safetensors")
+    assert main(["plan", str(tmp_path), *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
 def test_int8_matrices_take_half_the_bytes(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +150,13 @@ def test_int8_matrices_take_half_the_bytes(
     assert numbers[0] - norms == 2 * (numbers[1] - norms)
 
 
-@pytest.mark.parametrize("argument", ["missing/model/of/none", "--matrices=int3"])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("missing/model/of/none", "--matrices=int3", "--config-format=gguf"),
+        *("--rope-scaling=linear", "--rope-theta=0", "--hf-overrides=[1]"),
+    ],
+)
 def test_bad_arguments_give_one_line(
     checkpoint: Path, argument: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from itertools import chain
+from itertools import chain, groupby
 from math import prod
 
 from taco_worker.backends.cpu.lowered_ops import LoweredOp, LoweredProgram, MatrixType
@@ -15,7 +15,18 @@ from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.slices import Slice
 
 _ITEM_BYTES: dict[MatrixType, int] = {"f32": 4, "bf16": 2, "i8": 1}
-_OP_WIDTH, _COLUMNS_WIDTH = 12, 56
+_OP_WIDTH, _COLUMNS_WIDTH = 11, 55  # wider ones shift the rest of their row
+
+
+def list_plans(plans: Iterable[ModelPlan], matrix_type: MatrixType) -> Iterator[str]:
+    """As `list_plan`, one plan after another; neighbours with equal lines are shown once."""
+    listings = ([*list_plan(plan, matrix_type)] for plan in plans)
+    for index, (lines, equal) in enumerate(groupby(listings)):
+        if index:
+            yield ""
+        count = len([*equal])
+        yield lines[0] if count == 1 else f"{count} times {lines[0]}"
+        yield from lines[1:]
 
 
 def list_plan(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
@@ -45,7 +56,8 @@ def _totals(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
         for parameter in plan.parameters.values()
     )
     flops = sum(op.flops_per_token for op in chain(plan.ops, plan.logits))
-    yield f"{plan.architecture}: {plan.num_layers} layers, {plan.num_elements:,} parameters"
+    layers = f"{plan.num_layers} layer{'' if plan.num_layers == 1 else 's'}"
+    yield f"{plan.architecture}: {layers}, {plan.num_elements:,} parameters"
     yield f"weights: {weight_bytes:,} bytes, matrices in {matrix_type}"
     # The cache has the type of the model: int8 matrices are of a model in bf16.
     kv_type: MatrixType = "f32" if matrix_type == "f32" else "bf16"
@@ -78,6 +90,8 @@ def _shape(plan: ModelPlan, layer: int) -> list[str]:
 
 
 def _part(name: str, ops: Sequence[Op], plan: ModelPlan) -> Iterator[str]:
+    if not ops:
+        return
     yield ""
     yield name
     for op in ops:
@@ -88,7 +102,7 @@ def _op_line(op: Op, plan: ModelPlan) -> str:
     columns = f"{_listed(op.reads)} -> {_listed(op.writes)}"
     parameters = [f"{name} {list(plan.parameters[name].shape)}" for name in op.parameters]
     details = [*parameters, *_options(op)]
-    return f"{type(op).__name__:{_OP_WIDTH}}{columns:{_COLUMNS_WIDTH}}{'; '.join(details)}".rstrip()
+    return _row(type(op).__name__, columns, details)
 
 
 def _options(op: Op) -> Iterator[str]:
@@ -120,7 +134,11 @@ def _lowered_line(op: LoweredOp) -> str:
     details = [name for name in (op.table, op.matrix, op.weight, op.bias) if name is not None]
     if op.kind == "linear":
         details += [name for name in (op.epilogue, op.activation) if name not in ("store", "none")]
-    return f"{op.kind:{_OP_WIDTH}}{columns:{_COLUMNS_WIDTH}}{'; '.join(details)}".rstrip()
+    return _row(op.kind, columns, details)
+
+
+def _row(kind: str, columns: str, details: Iterable[str]) -> str:
+    return f"{kind:{_OP_WIDTH}} {columns:{_COLUMNS_WIDTH}} {'; '.join(details)}".rstrip()
 
 
 def _listed(parts: Sequence[Slice]) -> str:

@@ -10,7 +10,13 @@ from torch import Tensor
 from taco_proto.errors import ConfigurationError
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.step_model import StepModel, check_kept_layers
-from taco_worker.speculation.heads.eagle_recipe import draft_vocab_size, eagle3_plans, eagle_plans
+from taco_worker.speculation.heads.eagle_recipe import (
+    draft_vocab_size,
+    eagle3_plans,
+    eagle_plans,
+    is_eagle3,
+    named_target_layers,
+)
 from taco_worker.speculation.heads.head_checkpoint import HeadCheckpoint
 from taco_worker.speculation.heads.row_model import RowModel
 
@@ -78,11 +84,6 @@ def load_eagle(checkpoint: HeadCheckpoint, target: StepModel) -> EagleModel:
         raise ConfigurationError(f"the heads' config.json is invalid: {error}") from None
 
 
-def is_eagle3(fields: ConfigFields) -> bool:
-    names = " ".join(fields.get("architectures") or []).lower()
-    return "draft_vocab_size" in fields.values or "eagle3" in names
-
-
 def _load_eagle(checkpoint: HeadCheckpoint, target: StepModel) -> EagleModel:
     """Features are final hidden states; embeddings and LM head are the target's."""
     plans = eagle_plans(checkpoint.fields, checkpoint.tensor_names)
@@ -133,10 +134,9 @@ def _kept_layers(fields: ConfigFields, num_layers: int) -> tuple[int, ...]:
     """The layers whose outputs the head was trained on.
 
     By convention these are the inputs of layers 2, n // 2 and n - 3, that is, the outputs of the
-    layers before them. `eagle_config` may name other layers by their outputs (as SGLang reads it).
+    layers before them. `eagle_config` may name other layers by their outputs.
     """
-    named = (fields.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    layers = tuple(named or (1, num_layers // 2 - 1, num_layers - 4))
+    layers = tuple(named_target_layers(fields) or (1, num_layers // 2 - 1, num_layers - 4))
     try:
         check_kept_layers(layers, num_layers)
     except (TypeError, ValueError) as error:

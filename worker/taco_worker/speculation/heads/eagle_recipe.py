@@ -6,7 +6,7 @@ Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncerta
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from taco_kernels.kv_entry import KVEntry
@@ -95,6 +95,17 @@ def eagle3_plans(
         _built(b, fields, "Eagle3"),
         _built(logits, fields, "Eagle3Logits"),
     )
+
+
+def is_eagle3(fields: ConfigFields) -> bool:
+    names = " ".join(fields.get("architectures") or []).lower()
+    return "draft_vocab_size" in fields.values or "eagle3" in names
+
+
+def named_target_layers(fields: ConfigFields) -> Sequence[int] | None:
+    """The layers whose outputs make a feature, as SGLang reads `eagle_config`; None: not named."""
+    layers = (fields.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    return layers or None
 
 
 def draft_vocab_size(fields: ConfigFields) -> int:

@@ -77,6 +77,11 @@ class HeadCheckpoint:
         pairs = (pair for file in self.files for pair in iterate_tensors(file))
         return next(tensor.clone() for found, tensor in pairs if found == name)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors, by name."""
+        pairs = (pair for file in self.files for pair in iterate_tensors(file))
+        return {name: tuple(tensor.shape) for name, tensor in pairs}
+
     def load(self, plans: Sequence[ModelPlan], target: StepModel) -> list[StepModel]:
         """Models of the plans, on the target's back end.
 

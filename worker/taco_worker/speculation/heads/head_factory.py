@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from taco_proto.errors import ConfigurationError
-from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.heads.eagle import EagleDrafter
@@ -15,6 +14,7 @@ from taco_worker.speculation.heads.head_checkpoint import (
     find_head_checkpoint,
 )
 from taco_worker.speculation.heads.medusa import MedusaDrafter, load_medusa
+from taco_worker.speculation.heads.medusa_recipe import is_medusa
 
 
 def make_heads(
@@ -41,7 +41,7 @@ def make_heads(
     """
     model_dir = find_head_checkpoint(model, revision=revision, download_dir=download_dir)
     checkpoint = HeadCheckpoint.read(model_dir)
-    if _is_medusa(checkpoint.fields):
+    if is_medusa(checkpoint.fields):
         return MedusaDrafter(
             load_medusa(checkpoint, target),
             target,
@@ -62,7 +62,3 @@ def make_heads(
         max_model_len=max_model_len,
         num_draft_tokens=num_draft_tokens,
     )
-
-
-def _is_medusa(fields: ConfigFields) -> bool:
-    return "medusa_num_heads" in fields.values or fields.get("model_type") == "medusa"

@@ -14,8 +14,12 @@ from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
 from taco_worker.models.plan.ops.activation import Activation
 from taco_worker.models.plan.ops.input import Input
 
-_PREFIX = "medusa_head."
+PREFIX = "medusa_head."
 _HEAD_NUMBER = re.compile(r"(\d+)\.")
+
+
+def is_medusa(fields: ConfigFields) -> bool:
+    return "medusa_num_heads" in fields.values or fields.get("model_type") == "medusa"
 
 
 def medusa_plans(
@@ -38,9 +42,9 @@ def medusa_plans(
     if not isinstance(num_layers, int) or num_layers < 0:
         raise ValueError(f"medusa_num_layers must be a number, not {num_layers!r}")
     names = TensorNames()
-    if any(name.startswith(_PREFIX) for name in tensor_names):
-        names = TensorNames(((_PREFIX, ""),), (rf"^(?!{re.escape(_PREFIX)})",))
-    own = [name.removeprefix(_PREFIX) for name in tensor_names if names.canonical(name)]
+    if any(name.startswith(PREFIX) for name in tensor_names):
+        names = TensorNames(((PREFIX, ""),), (rf"^(?!{re.escape(PREFIX)})",))
+    own = [name.removeprefix(PREFIX) for name in tensor_names if names.canonical(name)]
     numbers = [int(match[1]) for name in own if (match := _HEAD_NUMBER.match(name))]
     has_head = not fields.get("original_lm_head", default=False)
     plans = []
