@@ -11,6 +11,7 @@ from support.checkpoints import make_checkpoint
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker import startup_checks
+from taco_worker.models.registry import supported_architectures
 from taco_worker.startup_checks import check_memory, check_model, num_parameters
 
 
@@ -49,7 +50,10 @@ def test_max_model_len_beyond_the_model(checkpoint: Path) -> None:
 
 def test_an_unknown_architecture(checkpoint: Path) -> None:
     rewrite_config(checkpoint, architectures=["MambaForCausalLM"])
-    assert "MambaForCausalLM is not supported; supported are BaiChuan" in refusal(checkpoint)
+    message = refusal(checkpoint)
+    assert "architecture MambaForCausalLM is not supported; similar names: " in message
+    assert message.endswith(f"docs/models.md lists all {len(supported_architectures())} that are")
+    assert len(message) < 250
 
 
 def test_a_missing_field(checkpoint: Path) -> None:

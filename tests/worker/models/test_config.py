@@ -218,8 +218,12 @@ def test_sampling_defaults(tmp_path: Path) -> None:
         ("[]", "is not a JSON object"),
         ("{}", r"architecture \(config.json names none\) is not supported"),
         (
+            '{"architectures": ["Qwen3NextForCausalLM"]}',
+            "similar names: Qwen3ForCausalLM, Qwen3MoeForCausalLM, QWenLMHeadModel; docs/",
+        ),
+        (
             '{"architectures": ["MambaForCausalLM"]}',
-            "MambaForCausalLM is not supported; supported are ",
+            r"MambaForCausalLM is not supported; similar names: Llama.*; docs.* \d+ that are$",
         ),
         ('{"architectures": ["LlamaForCausalLM"]}', "has no 'intermediate_size'"),
     ],

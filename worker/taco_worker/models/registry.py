@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from importlib import import_module
@@ -16,10 +17,12 @@ from taco_worker.models.external_recipes import (
     installed_recipes,
 )
 
-# Share of equal letters from which a name is taken for a mistyped one.
-_SIMILAR = 0.9
+# Shares of equal letters from which a name is taken for a mistyped one, or is worth a look.
+_MISTYPED, _SIMILAR = 0.9, 0.6
 # Characters of a name that messages show.
 _LONGEST_NAME = 100
+
+_ENDS = re.compile("(forcausallm|forconditionalgeneration|lmheadmodel|model)$")
 
 logger = logging.getLogger("taco.worker")
 
@@ -170,21 +173,34 @@ def find_recipe(architectures: Sequence[str]) -> tuple[str, Recipe]:
     """Find the first of `architectures` that has a recipe.
 
     Raises:
-        ValueError: none has one; the message names the most similar supported architectures. Or
-            two packages declare a recipe of the same architecture.
+        ValueError: none has one; the message names similar architectures. Or two packages declare
+            a recipe of the same architecture.
     """
     return ModelRegistry.find(architectures)
 
 
-def _unsupported(architectures: Sequence[str], supported: Mapping[str, object]) -> str:
+def _unsupported(architectures: Sequence[str], supported: Iterable[str]) -> str:
     names = [name[:_LONGEST_NAME] for name in architectures]
-    named = ", ".join(names) or "(config.json names none)"
-    by_lower = {name.lower(): name for name in supported}
-    similar = [
-        by_lower[one]
-        for name in names
-        for one in get_close_matches(name.lower(), by_lower, cutoff=_SIMILAR)
+    start = f"architecture {', '.join(names) or '(config.json names none)'} is not supported"
+    supported = sorted(supported)
+    if mistyped := _close_names(names, supported, str.lower, _MISTYPED):
+        return f"{start}; did you mean {', '.join(mistyped)}?"
+    similar = _close_names(names, supported, _model_name, _SIMILAR)
+    nearest = f"similar names: {', '.join(similar)}; " if similar else ""
+    return f"{start}; {nearest}docs/models.md lists all {len(supported)} that are"
+
+
+def _close_names(
+    names: Sequence[str], supported: Sequence[str], key: Callable[[str], str], cutoff: float
+) -> list[str]:
+    """The names among `supported` whose keys are like those of `names`, best first."""
+    by_key = {key(name): name for name in reversed(supported)}
+    found = [
+        by_key[one] for name in names for one in get_close_matches(key(name), by_key, cutoff=cutoff)
     ]
-    shown = similar or sorted(supported)
-    hint = "did you mean" if similar else "supported are"
-    return f"architecture {named} is not supported; {hint} {', '.join(shown)}"
+    return list(dict.fromkeys(found))
+
+
+def _model_name(architecture: str) -> str:
+    """Without the end that many names have, such as ForCausalLM."""
+    return _ENDS.sub("", architecture.lower())
