@@ -3,7 +3,7 @@
     PYTHONPATH=tests python -m tools.models_page
 
 Architectures come from the registry, properties from the plans of the tests' checkpoints, and names
-of models from models.yaml beside the recipes. A test holds the page equal.
+of models from published_models.yaml beside this file. A test holds the page equal.
 """
 
 import json
@@ -20,7 +20,6 @@ import yaml
 from support.architectures.variant import Variant
 from support.architectures.variants import VARIANTS
 from taco_worker.backends.cpu.lowering import lower_plan
-from taco_worker.models import recipes
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.attend import Attend
@@ -31,7 +30,7 @@ from taco_worker.models.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"
-FACTS = Path(recipes.__file__).parent / "models.yaml"
+FACTS = Path(__file__).with_name("published_models.yaml")
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _ROUTERS = {
     "softmax": "softmax router",
@@ -43,7 +42,7 @@ _ROUTERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What code cannot tell about some architectures; models.yaml explains the fields."""
+    """What code cannot tell about some architectures; published_models.yaml explains the fields."""
 
     architectures: Sequence[str]
     models: str
@@ -68,7 +67,7 @@ def read_facts() -> list[Facts]:
     """Those of architectures with a recipe, in the order of names.
 
     Raises:
-        ValueError: models.yaml lacks an architecture.
+        ValueError: published_models.yaml lacks an architecture.
     """
     facts = [Facts(**entry) for entry in yaml.safe_load(FACTS.read_text())]
     known = set(chain.from_iterable(one.architectures for one in facts))
