@@ -1,15 +1,20 @@
-"""Loads libtaco_kernels.so through ctypes, chooses an instruction set and starts thread pools."""
+"""Loads libtaco_kernels.so through ctypes and starts its thread pools."""
 
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_bool, c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from taco_kernels import build
+from taco_kernels.instruction_sets import (
+    choose_instruction_set,
+    instruction_set_names,
+    missing_cpu_features,
+)
 
 # Result and argument types of the C functions in cpu_abi.h and native_abi.h (csrc/abi/).
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
@@ -75,10 +80,6 @@ class KernelLibraryError(Exception):
     """The library cannot be loaded; the message says how to build it."""
 
 
-class UnsupportedCpuError(Exception):
-    """This machine lacks features of the instruction set."""
-
-
 class CpuKernels:
     """The library and a pool of threads that compute with one instruction set.
 
@@ -105,7 +106,7 @@ class CpuKernels:
         self.isa = isa
         self.num_threads = num_threads
         numbers = None if cpus is None else (c_int32 * num_threads)(*cpus)
-        pool = lib.taco_pool_create(num_threads, numbers, isa_names(lib).index(isa))
+        pool = lib.taco_pool_create(num_threads, numbers, instruction_set_names(lib).index(isa))
         if not pool:
             raise OSError(f"cannot start {num_threads} threads")
         self.pool = c_void_p(pool)
@@ -174,55 +175,16 @@ def _declare(lib: ctypes.CDLL) -> None:
         function.restype, function.argtypes = result, arguments
 
 
-def isa_names(lib: ctypes.CDLL) -> list[str]:
-    """The instruction sets in the library, from the smallest to the best."""
-    names: list[str] = []
-    while name := lib.taco_isa_name(len(names)):
-        names.append(name.decode())
-    return names
-
-
-def missing_cpu_features(lib: ctypes.CDLL) -> dict[str, str | None]:
-    """The CPU feature that this machine lacks for each instruction set, or None if it can run."""
-    missing = [lib.taco_isa_missing_feature(index) for index in range(len(isa_names(lib)))]
-    return {
-        name: feature.decode() if feature else None
-        for name, feature in zip(isa_names(lib), missing, strict=True)
-    }
-
-
-def choose_isa(missing: Mapping[str, str | None], wanted: str | None = None) -> str:
-    """The best instruction set that this machine can run, or `wanted`.
-
-    Args:
-        missing: as from missing_cpu_features, from the smallest set to the best.
-
-    Raises:
-        UnsupportedCpuError: this machine can run no set, or not the wanted one.
-        ValueError: the library has no set of that name.
-    """
-    if wanted is not None:
-        if wanted not in missing:
-            known = ", ".join(missing)
-            raise ValueError(f"TACO_CPU_ISA={wanted} is no instruction set; there are {known}")
-        if feature := missing[wanted]:
-            raise UnsupportedCpuError(f"this machine cannot run {wanted}: it lacks {feature}")
-        return wanted
-    usable = [name for name, feature in missing.items() if feature is None]
-    if not usable:
-        lacking = next(iter(missing.values()))
-        raise UnsupportedCpuError(f"the CPU kernels need AVX2: this machine lacks {lacking}")
-    return usable[-1]
-
-
 def load(
     num_threads: int = 1, cpus: Sequence[int] | None = None, *, isa: str | None = None
 ) -> CpuKernels:
     """Loads the kernels with `isa`, or $TACO_CPU_ISA, or the best set that this machine can run.
 
     Raises:
-        KernelLibraryError, UnsupportedCpuError, ValueError: as load_library and choose_isa.
+        KernelLibraryError, UnsupportedCpuError, ValueError: as load_library and
+            choose_instruction_set.
     """
     lib = load_library()
     wanted = isa or os.environ.get("TACO_CPU_ISA") or None
-    return CpuKernels(lib, choose_isa(missing_cpu_features(lib), wanted), num_threads, cpus)
+    chosen = choose_instruction_set(missing_cpu_features(lib), wanted)
+    return CpuKernels(lib, chosen, num_threads, cpus)

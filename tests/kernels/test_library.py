@@ -8,17 +8,8 @@ import pytest
 import torch
 
 from support.cpu_kernels import NATIVE, kernels_of
-from taco_kernels import build
 from taco_kernels.cpu.sampling import sample_tokens
-from taco_kernels.library import (
-    CpuKernels,
-    KernelLibraryError,
-    UnsupportedCpuError,
-    choose_isa,
-    isa_names,
-    load_library,
-    missing_cpu_features,
-)
+from taco_kernels.library import CpuKernels, KernelLibraryError, load_library
 from taco_kernels.sampling_metadata import SamplingMetadata
 
 
@@ -55,33 +46,6 @@ def test_every_instruction_set_computes(cpu_kernels: CpuKernels) -> None:
     has_bf16 = cpu_kernels.isa.endswith(("bf16", "amx"))
     assert cpu_kernels.bf16_operand_bytes == (2 if has_bf16 else 4)
     assert cpu_kernels.int8_operand_bytes == (2 if cpu_kernels.isa == "avx2" else 1)
-
-
-def test_best_supported_instruction_set_is_chosen() -> None:
-    obstacles = {"avx2": None, "avx512": None, "amx": "AMX"}
-
-    assert choose_isa(obstacles) == "avx512"
-    assert choose_isa(obstacles, "avx2") == "avx2"
-    assert choose_isa({**obstacles, "amx": None}) == "amx"
-
-
-def test_unsupported_machine_error_names_the_missing_feature() -> None:
-    old = {"avx2": "AVX2", "amx": "AVX2"}
-
-    with pytest.raises(UnsupportedCpuError, match="need AVX2: this machine lacks AVX2"):
-        choose_isa(old)
-    with pytest.raises(UnsupportedCpuError, match="cannot run amx: it lacks AMX int8"):
-        choose_isa({"avx2": None, "amx": "AMX int8"}, "amx")
-    with pytest.raises(ValueError, match=r"TACO_CPU_ISA=sse2 is no instruction set.* avx2, amx"):
-        choose_isa(old, "sse2")
-
-
-def test_the_library_holds_all_sets_and_knows_this_machine() -> None:
-    lib = kernels_of(NATIVE[0], 2).lib
-
-    assert isa_names(lib) == [isa.name for isa in build.NATIVE_SETS]
-    usable = [name for name, obstacle in missing_cpu_features(lib).items() if obstacle is None]
-    assert set(usable) <= set(NATIVE)
 
 
 def test_a_library_that_is_missing_broken_or_stale(tmp_path: Path) -> None:

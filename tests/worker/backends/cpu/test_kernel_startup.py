@@ -10,7 +10,8 @@ import pytest
 
 from support.checkpoints import make_checkpoint
 from support.plans import Join, make_plan
-from taco_kernels.library import CpuKernels, choose_isa, load, load_library
+from taco_kernels.instruction_sets import choose_instruction_set
+from taco_kernels.library import CpuKernels, load, load_library
 from taco_kernels.native.cores import Cores
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
@@ -26,7 +27,9 @@ def on_any_cpus(num_threads: int, cpus: Sequence[int] | None) -> CpuKernels:
 
 
 def on_an_old_cpu(num_threads: int, cpus: Sequence[int] | None) -> CpuKernels:
-    return load(num_threads, cpus, isa=choose_isa({"avx2": "avx2", "amx": "avx2, amx_tile"}))
+    return load(
+        num_threads, cpus, isa=choose_instruction_set({"avx2": "avx2", "amx": "avx2, amx_tile"})
+    )
 
 
 def without_library(num_threads: int, cpus: Sequence[int] | None) -> CpuKernels:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from taco_kernels.library import CpuKernels, KernelLibraryError, UnsupportedCpuError, load
+from taco_kernels.instruction_sets import UnsupportedCpuError
+from taco_kernels.library import CpuKernels, KernelLibraryError, load
 from taco_kernels.native.cores import Cores, available_cores
 
 logger = logging.getLogger("taco.worker")

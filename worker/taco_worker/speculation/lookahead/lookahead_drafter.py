@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from taco_kernels.library import KernelLibraryError, UnsupportedCpuError, load
+from taco_kernels.instruction_sets import UnsupportedCpuError
+from taco_kernels.library import KernelLibraryError, load
 from taco_kernels.native.cores import available_cores
 from taco_kernels.native.draft_trees import DraftTrees
 from taco_kernels.native.lookahead import MAX_MATCH, MAX_TREE, CacheOptions, LookaheadCache, Mode
