@@ -1,18 +1,22 @@
 """Paged attention of the CPU kernels beside this machine's limits and torch's SDPA.
 
     python -m bench.kernels.attention [--threads N] [--model NAME] [--type NAME] [--phase NAME]
-        [--save]
+        [--batch N] [--context N] [--without-torch] [--save]
 
 Decode attends with one token per sequence, over enough layers to exceed the CPU caches. Blocks
 are shuffled, as in a pool that has served for a while. Prefill attends with all tokens of one
 prompt. Each round times TACO and torch one after the other. A figure is the best round, because
 other load only adds time. The share is relative to the bound of the call: the KV read at the
 measured bandwidth, or the operations at the measured peak, whichever takes longer. torch gets
-contiguous keys and values, which paged KV never is.
+contiguous keys and values, which paged KV never is. torch is very slow with latent KV of many long
+sequences; `--without-torch` times TACO alone:
+
+    python -m bench.kernels.attention --model deepseek-v3 --phase decode --without-torch \\
+        --batch 16 --context 8192
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,30 +68,58 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--type", choices=DTYPES, action="append")
     parser.add_argument("--phase", choices=("decode", "prefill"), action="append")
+    parser.add_argument("--batch", type=int, action="append", help="only these batches of decode")
+    parser.add_argument("--context", type=int, action="append", help="only calls of this length")
+    parser.add_argument("--without-torch", action="store_true", help="do not time torch's SDPA")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    calls = chosen_calls(args.phase or ("decode", "prefill"), args.batch, args.context)
+    if not calls:
+        parser.error("no call has this phase, batch and context")
     kernels, roof, figures = load_and_measure_limits(args.threads)
     figures["calls"] = []
-    phases = args.phase or ("decode", "prefill")
     for model in args.model or MODELS:
         for type_name in args.type or DTYPES:
             dtype = DTYPES[type_name]
             limits = Limits.of(roof, PEAKS[kernels.isa][dtype == torch.float32])
-            calls = [(batch, context, 1) for batch, context in DECODES if "decode" in phases]
-            calls += [(1, tokens, tokens) for tokens in PREFILLS if "prefill" in phases]
             for batch, context, num_new in calls:
                 size = batch * context // BLOCK_SIZE * layer_bytes(MODELS[model], dtype)
                 if size > MAX_BYTES:
                     continue
                 line = measure(
-                    kernels, MODELS[model], dtype, (batch, context, num_new), args.rounds, limits
+                    kernels,
+                    MODELS[model],
+                    dtype,
+                    (batch, context, num_new),
+                    args.rounds,
+                    limits,
+                    with_torch=not args.without_torch,
                 )
                 call = {"model": model, "type": type_name, **line}
                 figures["calls"].append(call)
                 print("  ".join(f"{key} {value}" for key, value in call.items()), flush=True)
     if args.save:
         record.save("cpu_attention", figures)
+
+
+def chosen_calls(
+    phases: Sequence[str], batches: Sequence[int] | None, contexts: Sequence[int] | None
+) -> list[tuple[int, int, int]]:
+    """Returns sequences, tokens per sequence, and how many of these are new.
+
+    Args:
+        batches: decodes with these numbers of sequences; None: all calls.
+        contexts: calls of these lengths; None: of all lengths.
+    """
+    calls = [(batch, context, 1) for batch, context in DECODES if "decode" in phases]
+    calls += [(1, tokens, tokens) for tokens in PREFILLS if "prefill" in phases]
+    return [
+        (batch, context, num_new)
+        for batch, context, num_new in calls
+        if (batches is None or (num_new == 1 and batch in batches))
+        and (contexts is None or context in contexts)
+    ]
 
 
 def layer_bytes(heads: Heads, dtype: torch.dtype) -> int:
@@ -102,13 +134,15 @@ def measure(
     shape: tuple[int, int, int],
     rounds: int,
     limits: Limits,
+    *,
+    with_torch: bool = True,
 ) -> dict[str, float]:
     """Measures one shape: sequences, tokens per sequence, and how many of these are new."""
     batch, context, num_new = shape
     num_bytes = batch * context // BLOCK_SIZE * layer_bytes(heads, dtype)
     num_layers = max(1, COLD_BYTES // num_bytes) if num_new == 1 else 1
     ours = paged_calls(kernels, heads, dtype, shape, num_layers)
-    theirs = torch_calls(heads, dtype, shape, num_layers)
+    theirs = torch_calls(heads, dtype, shape, num_layers) if with_torch else []
     pairs = batch * num_new * (2 * context - num_new + 1) // 2  # per query and visible key
     found = time_in_turn(
         ours,
