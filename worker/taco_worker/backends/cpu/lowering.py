@@ -119,16 +119,17 @@ class _Lowering:
         first_final = len(self._ops) - len(plan.final)
         while self._index < len(self._ops):
             if self._index == first_final:
-                self._restrict(is_final=True)
+                self._restrict_finally()
             index = self._index
             self._lower(self._ops[index])
             self._index += 1
             if index == last_write:
-                self._restrict(is_final=False)
+                kept_later = [layer for end, layer in ends.items() if end > index]
+                self._restrict(first_kept=min(kept_later, default=plan.num_layers))
             if (layer := ends.get(self._index)) is not None:
                 self._emit(LoweredOp(kind="keep", x=plan.stream, index=layer))
         if not plan.final:
-            self._restrict(is_final=True)
+            self._restrict_finally()
         if plan.hidden.buffer != _HIDDEN:
             out = Slice(_HIDDEN, 0, plan.hidden.size)
             self._emit(LoweredOp(kind="copy", x=plan.hidden, out=out))
@@ -312,8 +313,12 @@ class _Lowering:
             )
         )
 
-    def _restrict(self, *, is_final: bool) -> None:
-        self._emit(LoweredOp(kind="restrict_rows", is_final=is_final))
+    def _restrict(self, first_kept: int) -> None:
+        """Restrict unless a step keeps the output of `first_kept` or of a later layer."""
+        self._emit(LoweredOp(kind="restrict_rows", index=first_kept))
+
+    def _restrict_finally(self) -> None:
+        self._emit(LoweredOp(kind="restrict_rows", is_final=True))
 
     def _emit(self, op: LoweredOp, value: Slice | None = None) -> None:
         """Append an op.

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from taco_worker.backends.cpu.lowered_ops import WHOLE_STEP, LoweredOp, LoweredStage
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.slices import Slice, is_covered
 
 
 def layer_ends(plan: ModelPlan) -> dict[int, int]:
@@ -44,24 +45,23 @@ def local_buffers(ops: Sequence[LoweredOp], stages: Sequence[LoweredStage]) -> s
     local: set[str] = set()
     crossing: set[str] = set()
     for stage in stages:
-        written: set[str] = set()
+        written: list[Slice] = []
         for op in ops[stage.first : stage.first + stage.count]:
-            for part in op.reads:
-                if part.buffer not in written:
-                    crossing.add(part.buffer)
-            written |= {part.buffer for part in op.writes}
+            crossing |= {part.buffer for part in op.reads if not is_covered(part, written)}
             crossing |= set(op.live)
-        (local if stage.by_chunks else crossing).update(written)
+            written += op.writes
+        (local if stage.by_chunks else crossing).update(part.buffer for part in written)
     return local - crossing
 
 
 def _live_after(ops: Sequence[LoweredOp], index: int) -> tuple[str, ...]:
-    """Buffers that are written up to `index` and read later before they are written again."""
+    """Buffers of columns that are written up to `index` and read before they are written again."""
     written = {part.buffer for op in ops[:index] for part in op.writes}
-    live: list[str] = []
-    seen: set[str] = set()
+    rewritten: list[Slice] = []
+    live: dict[str, None] = {}
     for op in ops[index + 1 :]:
-        names = dict.fromkeys(part.buffer for part in op.reads)
-        live += [name for name in names if name in written and name not in seen]
-        seen |= {part.buffer for part in (*op.reads, *op.writes)}
+        for part in op.reads:
+            if part.buffer in written and not is_covered(part, rewritten):
+                live[part.buffer] = None
+        rewritten += [part for part in op.writes if not is_covered(part, rewritten)]
     return tuple(live)

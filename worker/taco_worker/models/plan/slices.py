@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -44,3 +45,13 @@ class Slice:
 
     def __str__(self) -> str:
         return f"{self.buffer}[{self.start}:{self.start + self.size}]"
+
+
+def is_covered(part: Slice, others: Iterable[Slice]) -> bool:
+    """Whether `others` together have all columns of `part`."""
+    end = part.start
+    for other in sorted((one for one in others if one.overlaps(part)), key=lambda one: one.start):
+        if other.start > end:
+            return False
+        end = max(end, other.start + other.size)
+    return end >= part.start + part.size

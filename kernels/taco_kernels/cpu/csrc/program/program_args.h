@@ -85,7 +85,7 @@ struct Op {
     // add: x += factor * y. scale, cap, clip: the factor or limit. linear, activation: alpha and
     // the limit of Activation::swiglu_clipped.
     float alpha, factor;
-    // keep: the layer. write_kv: the KV entry.
+    // keep: the layer. write_kv: the KV entry. restrict_rows: the first layer that is kept later.
     int64_t index;
     // attend: x are the queries; the step sets cache, batch, queries, out and workspace.
     Attention attention;

@@ -25,15 +25,16 @@ void share_rows(Thread& thread, int64_t rows, Body body) {
     });
 }
 
-// Some rows of a step while a stage works on them: rows [begin, begin + count) of its buffers.
+// Some rows of a step while a stage works on them: rows [begin, begin + count) of its buffers,
+// whose row i belongs to token output_rows[i] of the step, or to token i if output_rows is null.
 class RowRun {
 public:
-    RowRun(Thread& thread, const Program& program, const Step& step, const int32_t* positions,
+    RowRun(Thread& thread, const Program& program, const Step& step, const int32_t* output_rows,
            const RowBuffer* buffers, void* workspace, int64_t begin, int64_t count)
         : thread_(thread),
           program_(program),
           step_(step),
-          positions_(positions),
+          output_rows_(output_rows),
           buffers_(buffers),
           workspace_(workspace),
           begin_(begin),
@@ -64,6 +65,10 @@ public:
     }
 
 private:
+    // The token that row `row` of this run belongs to: arrays of the step have one entry per token.
+    int64_t token_of(int64_t row) const {
+        return output_rows_ ? output_rows_[begin_ + row] : begin_ + row;
+    }
     // Row `row` of this run in a buffer; a local buffer holds only these rows.
     char* bytes_of(const Columns& columns, int64_t row) const {
         const RowBuffer& buffer = buffers_[columns.buffer];
@@ -80,13 +85,13 @@ private:
 
     void embed(const Op& op) const {
         share_rows(thread_, count_, [&](int64_t row) {
-            const int64_t token = begin_ + row;
+            const int64_t token = token_of(row);
             float* out = floats_of(op.out, row);
             if (const float* given = given_embedding(op, token)) {
                 std::copy_n(given, op.out.size, out);
                 return;
             }
-            const int32_t* indices = op.indexes_positions ? positions_ : step_.token_ids;
+            const int32_t* indices = op.indexes_positions ? step_.positions : step_.token_ids;
             const int64_t index = indices[token] + op.offset;
             if (op.adds) {
                 add_table_row(op.table, index, op.out.size, out);
@@ -176,9 +181,9 @@ private:
         const Rotation rotation{
             op.rotary_style, op.x.size / op.group,          op.group,   op.rotary_dim, op.cosines,
             op.sines,        by_axis ? op.num_sections : 0, op.sections};
-        const int32_t* positions = by_axis ? step_.rope_positions : positions_;
+        const int32_t* positions = by_axis ? step_.rope_positions : step_.positions;
         share_rows(thread_, count_, [&](int64_t row) {
-            rotate_row(rotation, floats_of(op.x, row) + op.offset, positions + begin_ + row,
+            rotate_row(rotation, floats_of(op.x, row) + op.offset, positions + token_of(row),
                        step_.batch.num_tokens);
         });
     }
@@ -255,7 +260,7 @@ private:
 
     void take_input(const Op& op) const {
         share_rows(thread_, count_, [&](int64_t row) {
-            const float* columns = step_.columns + (begin_ + row) * op.out.size;
+            const float* columns = step_.columns + token_of(row) * op.out.size;
             std::copy_n(columns, op.out.size, floats_of(op.out, row));
         });
     }
@@ -265,7 +270,7 @@ private:
         for (int64_t i = 0; i < step_.num_kept; ++i) {
             if (step_.kept_layers[i] != op.index) continue;
             share_rows(thread_, count_, [&](int64_t row) {
-                float* out = step_.kept + ((begin_ + row) * step_.num_kept + i) * op.x.size;
+                float* out = step_.kept + (token_of(row) * step_.num_kept + i) * op.x.size;
                 std::copy_n(floats_of(op.x, row), op.x.size, out);
             });
         }
@@ -274,7 +279,7 @@ private:
     Thread& thread_;
     const Program& program_;
     const Step& step_;
-    const int32_t* positions_;  // of the step's rows, which may be its output rows
+    const int32_t* output_rows_;
     const RowBuffer* buffers_;
     void* const workspace_;
     const int64_t begin_, count_;

@@ -47,7 +47,6 @@ public:
           program_(program),
           step_(step),
           scratch_(scratch),
-          positions_(step.positions),
           rows_(step.batch.num_tokens),
           batch_(step.batch) {
         std::copy_n(scratch.buffers, program.num_buffers, buffers_);
@@ -89,7 +88,7 @@ private:
 
     void run_chunks(const Stage& stage) {
         for_chunks(rows_, [&](int64_t begin, int64_t count) {
-            const RowRun rows(thread_, program_, step_, positions_, buffers_, scratch_.workspace,
+            const RowRun rows(thread_, program_, step_, output_rows_, buffers_, scratch_.workspace,
                               begin, count);
             for (int64_t i = 0; i < stage.count; ++i) rows.run(program_.ops[stage.first + i]);
         });
@@ -135,7 +134,8 @@ private:
 
     // Reduces the step to the output rows, each a sequence of one query token.
     void restrict_rows(const Op& op) {
-        if (is_restricted_ || (!op.is_final && !restricts_early(step_))) return;
+        if (output_rows_) return;
+        if (!op.is_final && (!restricts_early(step_) || keeps_later(op))) return;
         const Batch& all = step_.batch;
         const int64_t outputs = step_.num_outputs;
         share_rows(thread_, outputs, [&](int64_t i) {
@@ -146,13 +146,12 @@ private:
                         scratch_.block_tables + i * all.block_table_stride);
             scratch_.query_start[i] = int32_t(i);
             scratch_.seq_lens[i] = seq_len_at(all, seq, row);
-            scratch_.positions[i] = step_.positions[row];
             if (i + 1 == outputs) scratch_.query_start[outputs] = int32_t(outputs);
         });
         for (int64_t j = 0; j < op.num_live; ++j) {
             buffers_[op.live[j]] = scratch_.restricted[op.live[j]];
         }
-        positions_ = scratch_.positions;
+        output_rows_ = step_.output_rows;
         rows_ = outputs;
         batch_ = {outputs,
                   outputs,
@@ -160,7 +159,12 @@ private:
                   scratch_.seq_lens,
                   scratch_.block_tables,
                   all.block_table_stride};
-        is_restricted_ = true;
+    }
+
+    // Whether an op after a restrict op copies a layer's output, which is wanted of all tokens.
+    bool keeps_later(const Op& restrict_op) const {
+        return std::any_of(step_.kept_layers, step_.kept_layers + step_.num_kept,
+                           [&](int32_t layer) { return layer >= restrict_op.index; });
     }
 
     void copy_row(int32_t index, int64_t from, int64_t to) {
@@ -175,10 +179,9 @@ private:
     const Step& step_;
     const ForwardScratch& scratch_;
     RowBuffer buffers_[MAX_BUFFERS];
-    const int32_t* positions_;  // of the rows
     int64_t rows_;
     Batch batch_;
-    bool is_restricted_ = false;
+    const int32_t* output_rows_ = nullptr;  // the tokens of the rows; null: all tokens
 };
 
 // Whether two layers need the same workspace.

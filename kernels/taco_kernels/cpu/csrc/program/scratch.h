@@ -64,7 +64,6 @@ struct ForwardScratch {
     RowBuffer restricted[MAX_BUFFERS];  // of the output rows, for buffers that are restricted
     int32_t* query_start;  // of a batch in which each output row is a separate sequence
     int32_t* seq_lens;
-    int32_t* positions;
     int32_t* block_tables;
     void* workspace;  // of one kernel at a time; it comes last: its size varies
 
@@ -79,7 +78,6 @@ struct ForwardScratch {
         }
         query_start = arena.take<int32_t>(outputs + 1);
         seq_lens = arena.take<int32_t>(outputs);
-        positions = arena.take<int32_t>(outputs);
         block_tables = arena.take<int32_t>(outputs * step.batch.block_table_stride);
         workspace = arena.take_bytes(workspace_bytes);
     }
