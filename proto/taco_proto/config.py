@@ -175,6 +175,7 @@ class WorkerConfig:
         lazy_loads: a step that loads blocks begins once those of its first layers have arrived.
         license: None: the worker needs no license.
         admin_listen: address of probes and metrics (`unix:/path` or `host:port`); None: none.
+        logits_processors: processors to load, `module:class`, or classes in the same process.
     """
 
     model: ModelConfig
@@ -206,6 +207,7 @@ class WorkerConfig:
     lazy_loads: bool = True
     license: LicenseConfig | None = None
     admin_listen: str | None = None
+    logits_processors: tuple[str | type, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +325,8 @@ class GatewayConfig:
         enable_auto_tool_choice: chat requests may have tools; needs `tool_call_parser`.
         tool_call_parser: format of the model's tool calls; None: calls are not parsed.
         reasoning_parser: format of the model's reasoning; None: it is content.
+        logits_processor_pattern: regular expression of the loaded logits processors that run only
+            for requests that name them; None: all run for every request.
         max_connections: concurrent HTTP connections; one more gets a 503. The limit on file
             descriptors lowers it.
         max_body_bytes: maximum request body; a larger one is rejected with 413.
@@ -352,6 +356,7 @@ class GatewayConfig:
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    logits_processor_pattern: str | None = None
     response_role: str = "assistant"
     return_tokens_as_token_ids: bool = False
     allowed_origins: tuple[str, ...] = ("*",)

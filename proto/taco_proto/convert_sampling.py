@@ -8,6 +8,7 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from taco_proto import scheduler_pb2 as pb
+from taco_proto.logits_processors import extra_args_from_json, extra_args_to_json, names_of
 from taco_proto.sampling_params import SamplingParams
 
 # In columns, where a field cannot be absent: the request asked for no log probabilities.
@@ -31,6 +32,7 @@ T = TypeVar("T")
 
 
 def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
+    """Raises InvalidParameterError: a logits processor is a function, which cannot travel."""
     assert params.max_tokens is not None
     bias = params.logit_bias or {}
     return pb.Sampling(
@@ -44,6 +46,8 @@ def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
         allowed_token_ids=params.allowed_token_ids,
         num_bad_word_tokens=map(len, params.bad_words_token_ids or ()),
         bad_word_token_ids=chain.from_iterable(params.bad_words_token_ids or ()),
+        logits_processors=names_of(params.logits_processors or ()),
+        extra_args=extra_args_to_json(params.extra_args),
     )
 
 
@@ -64,6 +68,8 @@ def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
         logit_bias=dict(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
         allowed_token_ids=tuple(message.allowed_token_ids) or None,
         bad_words_token_ids=_split(message.bad_word_token_ids, message.num_bad_word_tokens),
+        logits_processors=tuple(message.logits_processors),
+        extra_args=extra_args_from_json(message.extra_args),
         detokenize=False,
     )
 
@@ -78,6 +84,8 @@ def sampling_columns_to_pb(rows: tuple[SamplingParams, ...]) -> pb.SamplingColum
     allowed = [row.allowed_token_ids or () for row in rows]
     bad_words = [row.bad_words_token_ids or () for row in rows]
     words = list(chain.from_iterable(bad_words))
+    processors = [names_of(row.logits_processors or ()) for row in rows]
+    arguments = [extra_args_to_json(row.extra_args) for row in rows]
     return pb.SamplingColumns(
         **columns,
         seed=[_unsigned(row.seed) for row in rows],
@@ -91,6 +99,9 @@ def sampling_columns_to_pb(rows: tuple[SamplingParams, ...]) -> pb.SamplingColum
         num_bad_words=map(len, bad_words),
         num_bad_word_tokens=map(len, words),
         bad_word_token_ids=chain.from_iterable(words),
+        num_logits_processors=map(len, processors) if any(processors) else (),
+        logits_processors=chain.from_iterable(processors),
+        extra_args=arguments if any(arguments) else (),
     )
 
 
@@ -101,6 +112,9 @@ def sampling_columns_from_pb(columns: pb.SamplingColumns) -> tuple[SamplingParam
     allowed = _split(columns.allowed_token_ids, columns.num_allowed_token_ids)
     words = _split(columns.bad_word_token_ids, columns.num_bad_word_tokens)
     bad_words = _split(words, columns.num_bad_words)
+    no_processors = (0,) * len(columns.seed)
+    processors = _split(columns.logits_processors, columns.num_logits_processors or no_processors)
+    arguments = columns.extra_args or ("",) * len(columns.seed)
     scalars = [(name, getattr(columns, name)) for name in _SCALARS]
     optional = [(name, getattr(columns, name)) for name in _OPTIONAL]
     rows = []
@@ -117,6 +131,8 @@ def sampling_columns_from_pb(columns: pb.SamplingColumns) -> tuple[SamplingParam
                 logit_bias=dict(bias_rows[i]),
                 allowed_token_ids=allowed[i] or None,
                 bad_words_token_ids=bad_words[i],
+                logits_processors=processors[i],
+                extra_args=extra_args_from_json(arguments[i]),
                 detokenize=False,
             )
         )

@@ -109,6 +109,7 @@ class ModelInfo:
         ready: a worker accepts new requests.
         license_problem: for operators: why no worker has a license; empty: one has.
         draining: the scheduler shuts down: running requests may end, new ones are rejected.
+        logits_processors: names of the processors that the workers have loaded.
     """
 
     model: str
@@ -122,3 +123,4 @@ class ModelInfo:
     ready: bool = True
     license_problem: str = ""
     draining: bool = False
+    logits_processors: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from dataclasses import MISSING, InitVar, dataclass, field, fields, replace
 from typing import Any
 
 from taco_proto.errors import InvalidParameterError
+from taco_proto.logits_processors import LogitsProcessor, checked_processors, extra_args_to_json
 from taco_proto.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 
 FLOAT32_TINY = 2.0**-126  # workers compute in float32, where less may become zero
@@ -46,7 +47,9 @@ class SamplingParams:
         min_p: drops tokens below `min_p` times the highest probability.
         use_beam_search, length_penalty, early_stopping: beam search is not supported, so that only
             False, 1.0 and False are accepted.
-        logits_processors: only None; Python functions cannot run in the worker.
+        logits_processors: functions that change the logits before temperature, in order: of
+            (output_token_ids, logits) or (prompt_token_ids, output_token_ids, logits). They run in
+            the engine's own process (`LLM`). A name is a processor that the engine has loaded.
         seed: makes a request's tokens repeatable, whatever runs beside it. None: drawn at random.
         stop: strings that end a sequence; they are cut from the text.
         stop_token_ids: tokens that end a sequence.
@@ -72,6 +75,7 @@ class SamplingParams:
             sequence of tokens: its last token is banned wherever the output ends with the others.
         bad_words_token_ids: the same as sequences of token ids.
         structured_outputs: what the text must match, such as a JSON schema. None: free text.
+        extra_args: arguments of loaded logits processors, as a JSON object.
         guided_decoding: the older form of `structured_outputs`; both at once are an error.
 
     Raises:
@@ -101,7 +105,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    logits_processors: InitVar[None] = None
+    logits_processors: Sequence[LogitsProcessor | str] | None = field(default=None, hash=False)
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
     no_repeat_ngram_size: int = 0
@@ -110,6 +114,7 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     structured_outputs: StructuredOutputsParams | None = field(default=None, hash=False)
+    extra_args: Mapping[str, Any] | None = field(default=None, hash=False)
     guided_decoding: InitVar[GuidedDecodingParams | None] = None
     truncation_side: str = "left"
 
@@ -118,13 +123,11 @@ class SamplingParams:
         use_beam_search: bool | None,
         length_penalty: float | None,
         early_stopping: bool | str | None,
-        logits_processors: object,
         guided_decoding: GuidedDecodingParams | None,
     ) -> None:
         _require_neutral("use_beam_search", use_beam_search, False)
         _require_neutral("length_penalty", length_penalty, 1)
         _require_neutral("early_stopping", early_stopping, False)
-        _require_neutral("logits_processors", logits_processors or None, None)
         if guided_decoding is not None:
             if self.structured_outputs is not None:
                 raise InvalidParameterError(
@@ -143,6 +146,8 @@ class SamplingParams:
         object.__setattr__(self, "bad_words", _texts(self.bad_words))
         words = tuple(tuple(word) for word in self.bad_words_token_ids or ())
         object.__setattr__(self, "bad_words_token_ids", words)
+        object.__setattr__(self, "logits_processors", checked_processors(self.logits_processors))
+        extra_args_to_json(self.extra_args)
         if self.top_k == 0:
             object.__setattr__(self, "top_k", -1)
         self._check_counts()
@@ -162,6 +167,7 @@ class SamplingParams:
             or self.repetition_penalty != 1
             or self.no_repeat_ngram_size > 0
             or bool(self.bad_words_token_ids)
+            or bool(self.logits_processors)
         )
 
     @property

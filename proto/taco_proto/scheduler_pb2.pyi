@@ -26,6 +26,8 @@ class RowErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INVALID_LOGITS: _ClassVar[RowErrorCode]
     NO_ALLOWED_TOKEN: _ClassVar[RowErrorCode]
     GRAMMAR_LIMIT: _ClassVar[RowErrorCode]
+    PROCESSOR_FAILED: _ClassVar[RowErrorCode]
+    INVALID_ARGUMENTS: _ClassVar[RowErrorCode]
 RUNNING: FinishReason
 STOP: FinishReason
 LENGTH: FinishReason
@@ -37,6 +39,8 @@ ROW_ERROR_UNKNOWN: RowErrorCode
 INVALID_LOGITS: RowErrorCode
 NO_ALLOWED_TOKEN: RowErrorCode
 GRAMMAR_LIMIT: RowErrorCode
+PROCESSOR_FAILED: RowErrorCode
+INVALID_ARGUMENTS: RowErrorCode
 
 class GatewayMessage(_message.Message):
     __slots__ = ("hello", "submit", "cancel")
@@ -57,7 +61,7 @@ class GatewayHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "no_repeat_ngram_size", "logit_bias_token_ids", "logit_bias_values", "allowed_token_ids", "num_bad_word_tokens", "bad_word_token_ids")
+    __slots__ = ("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "no_repeat_ngram_size", "logit_bias_token_ids", "logit_bias_values", "allowed_token_ids", "num_bad_word_tokens", "bad_word_token_ids", "logits_processors", "extra_args")
     N_FIELD_NUMBER: _ClassVar[int]
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +83,8 @@ class Sampling(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_BAD_WORD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORD_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_PROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_ARGS_FIELD_NUMBER: _ClassVar[int]
     n: int
     presence_penalty: float
     frequency_penalty: float
@@ -100,7 +106,9 @@ class Sampling(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_bad_word_tokens: _containers.RepeatedScalarFieldContainer[int]
     bad_word_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    logits_processors: _containers.RepeatedScalarFieldContainer[str]
+    extra_args: str
+    def __init__(self, n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ..., logits_processors: _Optional[_Iterable[str]] = ..., extra_args: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "adapter", "cache_salt", "tenant", "pins", "prompt_cache_key", "quota_charged", "timeout_seconds", "finished_indexes", "grammar_hash", "grammar_text")
@@ -177,7 +185,7 @@ class SchedulerMessage(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelInfo, _Mapping]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_logprobs", "default_sampling", "protocol_version", "ready", "license_problem", "draining")
+    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_logprobs", "default_sampling", "protocol_version", "ready", "license_problem", "draining", "logits_processors")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +205,7 @@ class ModelInfo(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     LICENSE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     vocab_size: int
@@ -209,7 +218,8 @@ class ModelInfo(_message.Message):
     ready: bool
     license_problem: str
     draining: bool
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., protocol_version: _Optional[int] = ..., ready: _Optional[bool] = ..., license_problem: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+    logits_processors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., protocol_version: _Optional[int] = ..., ready: _Optional[bool] = ..., license_problem: _Optional[str] = ..., draining: _Optional[bool] = ..., logits_processors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LogprobColumns(_message.Message):
     __slots__ = ("num_entries", "token_ids", "logprobs", "ranks")
@@ -282,7 +292,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., announced: _Optional[_Union[StepAnnounced, _Mapping]] = ..., grammar_ready: _Optional[_Union[GrammarReady, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license", "max_num_batched_tokens", "needs_history", "max_forced_tokens")
+    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license", "max_num_batched_tokens", "needs_history", "max_forced_tokens", "logits_processors")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +319,7 @@ class WorkerHello(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_HISTORY_FIELD_NUMBER: _ClassVar[int]
     MAX_FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     model: str
@@ -328,7 +339,8 @@ class WorkerHello(_message.Message):
     max_num_batched_tokens: int
     needs_history: bool
     max_forced_tokens: int
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ..., max_num_batched_tokens: _Optional[int] = ..., needs_history: _Optional[bool] = ..., max_forced_tokens: _Optional[int] = ...) -> None: ...
+    logits_processors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ..., max_num_batched_tokens: _Optional[int] = ..., needs_history: _Optional[bool] = ..., max_forced_tokens: _Optional[int] = ..., logits_processors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("license",)
@@ -391,7 +403,7 @@ class GoAhead(_message.Message):
     def __init__(self) -> None: ...
 
 class SamplingColumns(_message.Message):
-    __slots__ = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "logprobs", "prompt_logprobs", "no_repeat_ngram_size", "num_stop_token_ids", "stop_token_ids", "num_logit_bias", "logit_bias_token_ids", "logit_bias_values", "num_allowed_token_ids", "allowed_token_ids", "num_bad_words", "num_bad_word_tokens", "bad_word_token_ids")
+    __slots__ = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "logprobs", "prompt_logprobs", "no_repeat_ngram_size", "num_stop_token_ids", "stop_token_ids", "num_logit_bias", "logit_bias_token_ids", "logit_bias_values", "num_allowed_token_ids", "allowed_token_ids", "num_bad_words", "num_bad_word_tokens", "bad_word_token_ids", "num_logits_processors", "logits_processors", "extra_args")
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -415,6 +427,9 @@ class SamplingColumns(_message.Message):
     NUM_BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     NUM_BAD_WORD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORD_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGITS_PROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_PROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_ARGS_FIELD_NUMBER: _ClassVar[int]
     presence_penalty: _containers.RepeatedScalarFieldContainer[float]
     frequency_penalty: _containers.RepeatedScalarFieldContainer[float]
     repetition_penalty: _containers.RepeatedScalarFieldContainer[float]
@@ -438,7 +453,10 @@ class SamplingColumns(_message.Message):
     num_bad_words: _containers.RepeatedScalarFieldContainer[int]
     num_bad_word_tokens: _containers.RepeatedScalarFieldContainer[int]
     bad_word_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, presence_penalty: _Optional[_Iterable[float]] = ..., frequency_penalty: _Optional[_Iterable[float]] = ..., repetition_penalty: _Optional[_Iterable[float]] = ..., temperature: _Optional[_Iterable[float]] = ..., top_p: _Optional[_Iterable[float]] = ..., top_k: _Optional[_Iterable[int]] = ..., min_p: _Optional[_Iterable[float]] = ..., seed: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[_Iterable[bool]] = ..., min_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[int]] = ..., no_repeat_ngram_size: _Optional[_Iterable[int]] = ..., num_stop_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logit_bias: _Optional[_Iterable[int]] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., num_allowed_token_ids: _Optional[_Iterable[int]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_words: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_logits_processors: _containers.RepeatedScalarFieldContainer[int]
+    logits_processors: _containers.RepeatedScalarFieldContainer[str]
+    extra_args: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, presence_penalty: _Optional[_Iterable[float]] = ..., frequency_penalty: _Optional[_Iterable[float]] = ..., repetition_penalty: _Optional[_Iterable[float]] = ..., temperature: _Optional[_Iterable[float]] = ..., top_p: _Optional[_Iterable[float]] = ..., top_k: _Optional[_Iterable[int]] = ..., min_p: _Optional[_Iterable[float]] = ..., seed: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[_Iterable[bool]] = ..., min_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[int]] = ..., no_repeat_ngram_size: _Optional[_Iterable[int]] = ..., num_stop_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logit_bias: _Optional[_Iterable[int]] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., num_allowed_token_ids: _Optional[_Iterable[int]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_words: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ..., num_logits_processors: _Optional[_Iterable[int]] = ..., logits_processors: _Optional[_Iterable[str]] = ..., extra_args: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JoinedSequences(_message.Message):
     __slots__ = ("slots", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "token_ids", "num_omitted_tokens", "num_blocks", "block_ids", "sampling", "cache_salts", "grammar_hashes")

@@ -32,6 +32,7 @@ class WorkerInfo:
         max_forced_tokens: maximum draft tokens of a sequence with a grammar in one step, where the
             grammar forces them; it drafts them by itself. 0: it drafts no forced tokens.
         needs_history: it reads all tokens of every sequence, including those in cached blocks.
+        logits_processors: names of the processors that it has loaded.
     """
 
     name: str
@@ -52,6 +53,7 @@ class WorkerInfo:
     needs_history: bool = False
     max_forced_tokens: int = 0
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+    logits_processors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,8 @@ class RowErrorCode(IntEnum):
     INVALID_LOGITS = 1  # no token can be chosen: a logit is NaN or infinite, or all are -inf
     NO_ALLOWED_TOKEN = 2  # no token continues the text as its grammar demands
     GRAMMAR_LIMIT = 3  # the parser of the grammar exceeded a limit
+    PROCESSOR_FAILED = 4  # a logits processor raised an exception or returned no valid logits
+    INVALID_ARGUMENTS = 5  # a logits processor rejects the request's arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from taco_proto import convert
 from taco_proto import scheduler_pb2 as pb
+from taco_proto.errors import InvalidParameterError
 from taco_proto.licenses import (
     NEEDS_NO_LICENSE,
     LicenseState,
@@ -23,6 +24,9 @@ from taco_proto.steps import EMPTY, JoinedSequences, StepOutput, StepPlan, Worke
 token_ids = st.integers(0, 2**31 - 2)
 small = st.integers(0, 2**16)
 f32 = st.floats(0.0625, 1.0, width=32)
+extra_args = st.dictionaries(
+    st.text(max_size=3), st.integers() | st.text(max_size=3) | st.lists(f32), min_size=1, max_size=3
+)
 
 
 def _array(values: list[int]) -> np.ndarray:
@@ -51,6 +55,8 @@ def sampling_params(draw: st.DrawFn, max_tokens: int | None = 64) -> SamplingPar
         logit_bias=draw(st.dictionaries(token_ids, st.floats(-100, 100, width=32), max_size=3)),
         allowed_token_ids=draw(st.none() | st.lists(token_ids, min_size=1, max_size=3)),
         bad_words_token_ids=draw(st.lists(st.lists(token_ids, min_size=1, max_size=3), max_size=3)),
+        logits_processors=draw(st.lists(st.text(min_size=1, max_size=9), max_size=3)),
+        extra_args=draw(st.none() | extra_args),
         detokenize=False,
     )
 
@@ -128,6 +134,23 @@ def test_a_submit_without_a_deadline_has_none_when_it_arrives() -> None:
     assert convert.submit_from_pb(convert.submit_to_pb(request, 4.0), 9.0).deadline is None
 
 
+def test_a_function_does_not_travel() -> None:
+    params = SamplingParams(seed=1, logits_processors=["a:B", lambda output, logits: logits])
+    request = GenerateRequest(handle=1, request_id="r", token_ids=b"", sampling=params)
+    with pytest.raises(InvalidParameterError, match="only in the engine's own process"):
+        convert.submit_to_pb(request, 4.0)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "[" * 10_000, '"' + "x" * 2**14 + '"'])
+def test_arguments_that_are_no_small_object_are_rejected(text: str) -> None:
+    params = SamplingParams(seed=1)
+    request = GenerateRequest(handle=1, request_id="r", token_ids=b"", sampling=params)
+    message = convert.submit_to_pb(request, 4.0)
+    message.sampling.extra_args = text
+    with pytest.raises(InvalidParameterError, match="extra_args"):
+        convert.submit_from_pb(message, 4.0)
+
+
 @given(data=st.data())
 def test_step_plan(data: st.DataObject) -> None:
     slots = data.draw(st.lists(small, max_size=8))
@@ -185,6 +208,7 @@ def test_model_and_worker_info() -> None:
         "num_blocks": 100,
         "max_logprobs": 20,
         "default_sampling": {"temperature": 0.6},
+        "logits_processors": ("a:B", "c:D"),
     }
     info = ModelInfo(**common, ready=False, license_problem="expired", draining=True)
     assert convert.model_info_from_pb(convert.model_info_to_pb(info)) == info

@@ -25,10 +25,10 @@ ALLOWED = {
     "Build.library": "a public result",
     "LinkCounts.num_batches": "tests count how often Redis is asked",
     "Logprob.decoded_token": "a public result",
+    "ProcessorContext.model_directory": "read by an operator's logits processors",
     "SamplingParams.guided_decoding": "becomes `structured_outputs`",
     "SamplingParams.early_stopping": "checked by name with vLLM's other arguments",
     "SamplingParams.length_penalty": "checked by name with vLLM's other arguments",
-    "SamplingParams.logits_processors": "checked by name with vLLM's other arguments",
     "SamplingParams.use_beam_search": "checked by name with vLLM's other arguments",
 }
 
