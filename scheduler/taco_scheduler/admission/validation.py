@@ -85,6 +85,7 @@ def check_worker(info: WorkerInfo) -> None:
     for name, count in (
         ("eos_token_ids", len(info.eos_token_ids)),
         ("default_sampling", len(info.default_sampling)),
+        ("logits_processors", len(info.logits_processors)),
     ):
         if count > MAX_ENTRIES:
             raise InvalidWorkerError(f"{name} must have at most {MAX_ENTRIES} entries, got {count}")
@@ -108,7 +109,7 @@ def check_worker(info: WorkerInfo) -> None:
 
 def check_same_model(info: WorkerInfo, other: WorkerInfo) -> None:
     """Raises: OtherModelError: the workers cannot continue each other's sequences."""
-    for name in ("model", "vocab_size", "eos_token_ids", "block_size"):
+    for name in ("model", "vocab_size", "eos_token_ids", "block_size", "logits_processors"):
         own, others = getattr(info, name), getattr(other, name)
         if own != others:
             raise OtherModelError(
@@ -217,6 +218,9 @@ def check_fit(request: ValidatedRequest, info: WorkerInfo) -> None:
                 400,
                 f"{name} must be at most {info.max_logprobs}, got {getattr(sampling, name)}",
             )
+    for processor in sampling.logits_processors or ():
+        if isinstance(processor, str) and processor not in info.logits_processors:
+            raise RejectedError(400, f"the workers have not loaded {processor!r:.100}")
     if request.max_token_id >= info.vocab_size:
         raise RejectedError(
             400, f"token ids must be below {info.vocab_size}, got {request.max_token_id}"

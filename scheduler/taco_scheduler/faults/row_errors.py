@@ -13,7 +13,13 @@ from taco_scheduler.state.worker_state import WorkerState
 MAX_MESSAGE_CHARS = 500
 _INTERNAL_ERROR = 500
 # The request asks for a text that cannot be generated: the worker and the model are in order.
-_REQUEST_ERRORS = frozenset({RowErrorCode.NO_ALLOWED_TOKEN, RowErrorCode.GRAMMAR_LIMIT})
+_REQUEST_ERRORS = frozenset(
+    {
+        RowErrorCode.NO_ALLOWED_TOKEN,
+        RowErrorCode.GRAMMAR_LIMIT,
+        RowErrorCode.INVALID_ARGUMENTS,
+    }
+)
 _BAD_REQUEST = 400
 
 logger = logging.getLogger("taco.scheduler")

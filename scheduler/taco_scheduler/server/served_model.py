@@ -39,6 +39,7 @@ def served_model(replicas: Collection[Replica]) -> ModelInfo | None:
         default_sampling=info.default_sampling,
         ready=bool(takers),
         license_problem=_license_problem(staying),
+        logits_processors=info.logits_processors,
     )
 
 
