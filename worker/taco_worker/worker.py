@@ -38,6 +38,8 @@ from taco_worker.models.config import ModelConfig
 from taco_worker.models.rope import exact_length
 from taco_worker.models.step_model import StepModel
 from taco_worker.output_thread import OutputThread
+from taco_worker.processors.loading import ProcessorContext, import_processors, make_processors
+from taco_worker.processors.slot_processors import SlotProcessors
 from taco_worker.speculation.grammar_drafter import GrammarDrafter
 from taco_worker.speculation.speculator_factory import (
     BatchLimits,
@@ -79,6 +81,7 @@ class Worker:
         Raises:
             ConfigurationError: the model cannot be found, read or run with this configuration.
         """
+        processor_classes = import_processors(config.logits_processors)
         try:
             self._transfers = transfers = Transfers(find_device(config.device))
             transfers.enter()
@@ -145,6 +148,11 @@ class Worker:
         self._speculator = make_speculator(
             config.speculation, drafter, self._model, self._batch, grammar_drafter
         )
+        context = ProcessorContext(
+            str(model_config.directory), vocab_size, eos_token_ids, transfers.device
+        )
+        processors = make_processors(processor_classes, context)
+        self._processors = SlotProcessors(self._batch, transfers, processors)
         self._runner = ModelRunner(
             self._model,
             self._batch,
@@ -154,12 +162,14 @@ class Worker:
             make_typical(config.speculation),
             self._matchers,
             grammar_drafter,
+            self._processors,
         )
         self.info = replace(
             _describe(config, model_config, max_model_len, num_blocks),
             num_host_blocks=host_store.num_blocks,
             num_disk_blocks=self._disk_store.num_blocks if self._disk_store else 0,
             max_forced_tokens=config.max_forced_tokens,
+            logits_processors=tuple(processors),
         )
         if self._speculator is not None:
             self.info = replace(
@@ -271,6 +281,7 @@ class Worker:
     def _begin_epoch(self, epoch: int) -> None:
         self._batch.clear()
         self._matchers.clear()
+        self._processors.clear()
         if self._speculator is not None:
             self._speculator.clear()
         self._epoch = epoch

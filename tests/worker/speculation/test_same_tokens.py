@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from support.checkpoints import make_checkpoint
 from support.drafters import KnowingDrafter
 from support.engine_driver import make_request
 from support.every_draft import verify_every_draft
 from support.local_engine import generate, serve
+from support.logits_processors import ban_last, follow_history
 from support.models import kernels_for
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.grammars import Grammar
@@ -27,11 +29,20 @@ RECIPES = (
     "OPTForCausalLM",
     "GPT2LMHeadModel",
 )
-PROMPTS = [[5 + i, 9, 17 + 3 * i, *range(30, 30 + 7 * (i % 8))] for i in range(11)]
+PROMPTS = [[5 + i, 9, 17 + 3 * i, *range(30, 30 + 7 * (i % 8))] for i in range(14)]
 SCHEMA = (
     '{"grammars": [{"json_schema": {"type": "object", "properties": {"a": {"type": "integer"},'
     ' "b": {"enum": ["x", "yz"]}}, "required": ["a", "b"], "additionalProperties": false}}]}'
 )
+
+
+def fails_after_other_tokens(output: list[int], logits: Tensor) -> Tensor:
+    """Of drafts that are rejected, the failure has no effect."""
+    if not all(40 <= token_id < 60 for token_id in output):
+        raise RuntimeError
+    return logits
+
+
 # Each uses another sampling option.
 PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -55,6 +66,13 @@ PARAMETERS: list[dict[str, Any]] = [
         "grammar": Grammar.of("start: /[^x]*/"),
         "min_tokens": 5,
         "repetition_penalty": 1.2,
+    },
+    {"temperature": 0.0, "logits_processors": [follow_history]},
+    {"temperature": 0.9, "seed": 5, "n": 2, "logits_processors": [ban_last], "logprobs": 2},
+    {
+        "temperature": 0.7,
+        "allowed_token_ids": range(40, 60),
+        "logits_processors": [fails_after_other_tokens],
     },
 ]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from taco_worker.sampling.logprobs import LogprobTable
 
 _NO_CHOICE = (
     "the model returned no finite probabilities for a token of this request: its checkpoint or "
-    "the device may be damaged, or the request's parameters exclude every token"
+    "the device may be damaged, or the request's parameters or its logits processors exclude every "
+    "token"
 )
 
 
@@ -75,7 +76,9 @@ class StepPart:
         logprobs: of all sampled tokens; None if no sequence asked for them.
         verified: None if the step verified no drafts.
         kept: None if no drafter asked for hidden states.
-        errors: of sequences whose grammar allows no token.
+        errors: of sequences that end whatever they sample, such as those whose grammar allows no
+            token.
+        failures: by slot, why a sequence ends if it gains NO_TOKEN.
     """
 
     slots: IntArray
@@ -85,6 +88,7 @@ class StepPart:
     verified: Verified | None = None
     kept: KeptTokens | None = None
     errors: tuple[RowError, ...] = ()
+    failures: Mapping[int, RowError] = field(default_factory=dict)
 
     def tables(self) -> list[LogprobTable]:
         own = [] if self.logprobs is None else [self.logprobs]
@@ -119,6 +123,8 @@ class LaunchedStep:
         verified = self._parts[0].verified if self._parts else None
         slots, tokens = _joined([part.slots for part in self._parts]), _joined(token_ids)
         errors = _row_errors(slots, tokens, verified, [p for each in columns for p in each.failed])
+        if failures := {slot: e for part in self._parts for slot, e in part.failures.items()}:
+            errors = tuple(failures.get(error.slot, error) for error in errors)
         if own_errors := tuple(error for part in self._parts for error in part.errors):
             own_slots = {error.slot for error in own_errors}
             errors = own_errors + tuple(e for e in errors if e.slot not in own_slots)

@@ -24,6 +24,7 @@ from taco_worker.execution.out_of_memory import split_on_out_of_memory
 from taco_worker.grammars.slot_matchers import SlotMatchers
 from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.processors.slot_processors import SlotProcessors, StepProcessors
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.sampler import SampledRows, Sampler
 from taco_worker.sampling.slot_params import NO_LOGPROBS, Array, Feature
@@ -57,6 +58,7 @@ class ModelRunner:
         typical: TypicalAcceptance | None = None,
         matchers: SlotMatchers | None = None,
         grammar_drafter: GrammarDrafter | None = None,
+        processors: SlotProcessors | None = None,
     ) -> None:
         """
         Args:
@@ -65,6 +67,7 @@ class ModelRunner:
             typical: None accepts a draft only if the target samples the same token.
             matchers: follow the sequences with a grammar; None: no sequence has one.
             grammar_drafter: drafts forced tokens where no speculator does; None: nothing does.
+            processors: follow the sequences with logits processors; None: no sequence has one.
         """
         self._model = model
         self._batch = batch
@@ -73,6 +76,7 @@ class ModelRunner:
         self._speculator = speculator
         self._matchers = matchers
         self._grammar_drafter = grammar_drafter
+        self._processors = processors
         self._sampler = Sampler(
             batch.sampling, batch.tokens.data, model.sampling, transfers, typical
         )
@@ -89,6 +93,8 @@ class ModelRunner:
         rows = self._batch.apply(plan)
         if self._matchers is not None:
             self._matchers.apply(plan)
+        if self._processors is not None:
+            self._processors.apply(plan)
         pending_copies = LayerCopies([])
         if plan.copies is not None:
             pending_copies = self._host_store.copy(plan.copies)
@@ -159,6 +165,7 @@ class ModelRunner:
             outputs = np.arange(ends[-1], dtype=np.int32)
         inputs = make_input(self._batch, rows, ends, outputs, self._transfers)
         pending_masks = None if self._matchers is None else self._matchers.begin(rows)
+        processors = None if self._processors is None else self._processors.begin(rows)
         hidden = whole = self._model.forward(inputs)
         prompt = None
         if prompt_rows is not None:
@@ -169,7 +176,11 @@ class ModelRunner:
             hidden = self._pick(hidden, outputs, chosen)
         masks = None if pending_masks is None else pending_masks.result()
         token_ids, logprobs = self._sample(
-            rows, inputs.positions[chosen] + 1, hidden, None if masks is None else masks.masks
+            rows,
+            inputs.positions[chosen] + 1,
+            hidden,
+            None if masks is None else masks.masks,
+            processors,
         )
         part = StepPart(
             rows.slots[rows.is_sampled],
@@ -178,6 +189,9 @@ class ModelRunner:
             prompt,
             errors=() if masks is None else masks.errors,
         )
+        if processors is not None:
+            errors = part.errors + processors.errors
+            part = replace(part, errors=errors, failures=processors.failures)
         if rows.trees is not None:
             part = self._verify(rows, inputs, chosen, part)
         if hidden_layers is not None:
@@ -239,7 +253,12 @@ class ModelRunner:
         return ComputedTokens(kept.slots, kept.num_tokens, kept.positions, following, kept.hidden)
 
     def _sample(
-        self, rows: StepRows, num_tokens: IntArray, hidden: Tensor, masks: TokenMasks | None
+        self,
+        rows: StepRows,
+        num_tokens: IntArray,
+        hidden: Tensor,
+        masks: TokenMasks | None,
+        processors: StepProcessors | None,
     ) -> tuple[Tensor, LogprobTable | None]:
         """`num_tokens`: the number of tokens before each sampled token."""
         batch = self._batch
@@ -261,6 +280,7 @@ class ModelRunner:
             ),
             candidates,
             masks,
+            None if processors is None else processors.apply,
         )
         return sampled.token_ids, sampled.logprobs
 

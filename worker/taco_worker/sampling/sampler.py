@@ -1,5 +1,6 @@
 """Samples the next token of each sequence that has all of its known tokens computed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ _CHANGES_LOGITS = (
     | Feature.MIN_TOKENS
     | Feature.ALLOWED_TOKENS
     | Feature.GRAMMAR
+    | Feature.PROCESSORS
 )
 
 
@@ -51,9 +53,9 @@ class Sampler:
     """Samples tokens for a whole batch at once.
 
     Order: logit bias, repetition, frequency and presence penalties, no_repeat_ngram_size,
-    min_tokens, bad words, allowed tokens, the masks of grammars. Then the most likely token if the
-    temperature is 0, else temperature, min_p, top_k, top_p and a draw. Log probabilities are those
-    of the raw logits.
+    min_tokens, bad words, allowed tokens, logits processors, the masks of grammars. Then the most
+    likely token if the temperature is 0, else temperature, min_p, top_k, top_p and a draw. Log
+    probabilities are those of the raw logits.
 
     The sampler has no state: penalties read the sequence's tokens, and randomness is a function of
     the seed and the token's position.
@@ -84,6 +86,7 @@ class Sampler:
         rows: SampledRows,
         candidates: Candidates | None = None,
         masks: TokenMasks | None = None,
+        process: Callable[[Tensor], None] | None = None,
     ) -> SampledTokens:
         """Sample one token per row.
 
@@ -91,6 +94,7 @@ class Sampler:
             logits: float32 [num_rows, vocab_size]; they are overwritten.
             candidates: drafts that typical acceptance may prefer to a sample.
             masks: of the rows with a grammar; None: no row has one.
+            process: runs the logits processors of all rows, in place; None: no row has one.
         """
         features = self._columns.features[rows.slots]
         wanted = int(np.bitwise_or.reduce(features, initial=0))
@@ -101,7 +105,7 @@ class Sampler:
             if changes_logits and raw_logits is logits:
                 raw_logits = logits.clone()
         if changes_logits:
-            self._change_logits(logits, rows, features, masks)
+            self._change_logits(logits, rows, features, masks, process)
         metadata = self._metadata(rows, features)
         token_ids = self._ops.sample(logits, metadata)
         if self._typical is not None and candidates is not None:
@@ -116,7 +120,12 @@ class Sampler:
         return SampledTokens(token_ids, logprobs)
 
     def _change_logits(
-        self, logits: Tensor, rows: SampledRows, features: Array, masks: TokenMasks | None
+        self,
+        logits: Tensor,
+        rows: SampledRows,
+        features: Array,
+        masks: TokenMasks | None,
+        process: Callable[[Tensor], None] | None,
     ) -> None:
         columns = self._columns
         if (chosen := np.flatnonzero(features & Feature.LOGIT_BIAS)).size:
@@ -139,6 +148,8 @@ class Sampler:
             row_ids, ids = self._flatten(chosen, rows, columns.allowed_token_ids)
             places = np.searchsorted(chosen, row_ids)
             allow_tokens(logits, *self._transfers.upload(chosen, places, row_ids, ids))
+        if process is not None:
+            process(logits)
         if masks is not None:
             mask_logits(logits, *self._transfers.upload(masks.rows, masks.bits))
 

@@ -32,6 +32,7 @@ class Feature(enum.IntFlag):
     ALLOWED_TOKENS = enum.auto()
     BAD_WORDS = enum.auto()
     GRAMMAR = enum.auto()
+    PROCESSORS = enum.auto()
 
 
 # Features that read the tokens before the sampled one.
