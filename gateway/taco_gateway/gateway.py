@@ -76,7 +76,12 @@ class Gateway:
         self.config = config
         self.client = client
         self.tokenizer = tokenizer
-        self.engine = TextEngine(client, tokenizer, chat_template=config.chat_template)
+        self.engine = TextEngine(
+            client,
+            tokenizer,
+            chat_template=config.chat_template,
+            processor_pattern=config.logits_processor_pattern,
+        )
         self.formats = ResponseFormats(
             tokenizer,
             config.tool_call_parser if config.enable_auto_tool_choice else None,

@@ -46,6 +46,7 @@ from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 from taco_proto.licenses import LICENSE_INVALID
+from taco_proto.logits_processors import EXTRA_ARGS, extra_args_from_json
 from taco_proto.requests import PrefixPin
 from taco_proto.structured_outputs import PARAM, StructuredOutputsParams
 
@@ -323,6 +324,8 @@ def _given(sampling: pb.TextSampling) -> Mapping[str, Any]:
     given = _fields(sampling)
     if (constraint := given.get(PARAM)) is not None:
         given[PARAM] = StructuredOutputsParams.from_fields(_fields(constraint))
+    if EXTRA_ARGS in given:
+        given[EXTRA_ARGS] = extra_args_from_json(given[EXTRA_ARGS])
     return given
 
 

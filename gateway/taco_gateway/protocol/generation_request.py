@@ -16,6 +16,7 @@ from taco_gateway.protocol.structured_output_fields import StructuredOutputField
 from taco_gateway.protocol.token_ids import as_list
 from taco_gateway.protocol.unsupported_fields import REJECTED, check_other_fields
 from taco_proto.errors import InvalidParameterError
+from taco_proto.logits_processors import EXTRA_ARGS
 from taco_proto.requests import LOW_PRIORITY
 from taco_proto.sampling_params import MAX_STOP_STRINGS, MAX_TOKENS, SAMPLING_FIELDS
 from taco_proto.structured_outputs import PARAM
@@ -68,6 +69,8 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
+    logits_processors: list[str] | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str = Field(default="", max_length=MAX_CACHE_SALT_CHARS)
@@ -125,7 +128,7 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
 
     def client_names(self) -> dict[str, str]:
         """Client's names of engine parameters, where the names differ."""
-        names = {PARAM: self.constraint_name}
+        names = {PARAM: self.constraint_name, EXTRA_ARGS: "vllm_xargs"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         return names
@@ -150,6 +153,8 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
         }
         if (constraint := self.constraint()) is not None:
             values[PARAM] = constraint
+        if self.vllm_xargs:
+            values[EXTRA_ARGS] = self.vllm_xargs
         return values
 
     @field_validator("stop", mode="before")

@@ -25,7 +25,6 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": _EMPTY,
     "length_penalty": (1,),
     "early_stopping": _EMPTY,
-    "logits_processors": _EMPTY,
     "logprob_token_ids": _EMPTY,
     "repetition_detection": _EMPTY,
     "watermarking": _EMPTY,
@@ -51,7 +50,6 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
     "lora_request": _EMPTY,
     "kv_transfer_params": _EMPTY,
     "ec_transfer_params": _EMPTY,
-    "vllm_xargs": _EMPTY,
 }
 
 # Rejected fields that change the prompt of a conversation.

@@ -29,6 +29,7 @@ from taco_gateway.text.request_checks import (
     resolve_max_tokens,
     truncated,
 )
+from taco_gateway.text.request_processors import compiled_pattern, processors_of
 from taco_gateway.text.response.response_parser import ParserOptions, ResponseParser
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
@@ -50,12 +51,13 @@ class TextEngine:
         client: the engine; the caller closes it.
         tokenizer: None (`skip_tokenizer_init`): token ids in and out, all text is empty.
         chat_template: a Jinja template or its path; None: the tokenizer's own.
+        processor_pattern: names of the logits processors that requests may name; None: none.
 
     Attributes:
         infill_prompts: makes the prompts of requests with a suffix.
 
     Raises:
-        ConfigurationError: the chat template cannot be read.
+        ConfigurationError: the chat template cannot be read, or the pattern is invalid.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class TextEngine:
         tokenizer: Tokenizer | None,
         *,
         chat_template: str | None = None,
+        processor_pattern: str | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -73,6 +76,7 @@ class TextEngine:
         self.infill_prompts = InfillPrompts(tokenizer, self.model_info)
         self._candidates = CandidateReader(tokenizer)
         self._grammars = GrammarPool()
+        self._processor_pattern = compiled_pattern(processor_pattern)
 
     def model_info(self) -> ModelInfo:
         """The served model.
@@ -309,6 +313,7 @@ class TextEngine:
                 n=params.num_sequences,
                 best_of=None,
                 structured_outputs=None,
+                logits_processors=processors_of(params, info, self._processor_pattern),
                 max_tokens=max_tokens,
                 min_tokens=min(params.min_tokens, max_tokens),
                 seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,

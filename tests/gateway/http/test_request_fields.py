@@ -23,7 +23,7 @@ from support.request_fields import (
     fields_page,
     request_fields,
 )
-from support.scripted_engine import Step
+from support.scripted_engine import MODEL_INFO, Step
 from taco_gateway.engine.engine_client import SequenceUpdate
 from taco_gateway.protocol.unsupported_fields import REJECTED
 from taco_gateway.text.tokenizer.loading import load_tokenizer
@@ -77,6 +77,7 @@ VALUES: dict[str, Any] = {
     "include_reasoning": False,
     "include_stop_str_in_output": True,
     "logit_bias": {"5": 1.0},
+    "logits_processors": ["named:Processor"],
     "logprobs": 1,
     "max_completion_tokens": 1,
     "max_tokens": 1,
@@ -120,6 +121,7 @@ VALUES: dict[str, Any] = {
     "truncate_prompt_tokens": 1,
     "truncation_side": "right",
     "verbosity": "low",
+    "vllm_xargs": {"argument": 1},
 }
 # What must stand beside a field, on a route or on all.
 BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
@@ -186,6 +188,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
         enable_auto_tool_choice=True,
         tool_call_parser="hermes",
         reasoning_parser="qwen3",
+        info=replace(MODEL_INFO, logits_processors=("always:Processor", "named:Processor")),
+        logits_processor_pattern="named",
     )
     yield app
     app.gateway.engine.close()
