@@ -245,12 +245,21 @@ class EngineArgs(DeviceArgs):
         metavar="NUMBER",
         is_advanced=True,
     )
+    logits_processors: tuple[str | type, ...] = flag(
+        "Logits processors to load, as MODULE:CLASS. The worker imports the modules, so they must "
+        "be on its PYTHONPATH. See docs/logits-processors.md. Default: none.",
+        _WORKER,
+        default=(),
+        several="extend",
+        metavar="MODULE:CLASS",
+        is_advanced=True,
+    )
 
     def __post_init__(self) -> None:
         DeviceArgs.__post_init__(self)
-        for name in ("served_model_name", "ignore_patterns"):
+        for name in ("served_model_name", "ignore_patterns", "logits_processors"):
             texts = getattr(self, name)
-            texts = (texts,) if isinstance(texts, str) else tuple(texts)
+            texts = (texts,) if isinstance(texts, str | type) else tuple(texts)
             object.__setattr__(self, name, texts)
         if not self.model:
             raise ConfigurationError(
@@ -345,6 +354,7 @@ class EngineArgs(DeviceArgs):
             kv_disk_bytes=self.kv_disk_bytes(),
             lazy_loads=self.apc_offload_lazy,
             license=self.license_config(),
+            logits_processors=self.logits_processors,
         )
 
     def drafter_config(self, scheduler: str = "") -> DrafterConfig | None:

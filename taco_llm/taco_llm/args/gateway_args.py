@@ -149,6 +149,14 @@ class GatewayArgs:
         default=None,
         metavar="NAME",
     )
+    logits_processor_pattern: str | None = flag(
+        "Regular expression of the loaded logits processors that requests may name. A processor "
+        "that it matches runs only for requests that name it. Default: all run for every request.",
+        _GATEWAY,
+        default=None,
+        metavar="REGEX",
+        is_advanced=True,
+    )
     response_role: str = flag(
         "Role of the messages in chat answers.",
         _GATEWAY,
@@ -372,6 +380,7 @@ class GatewayArgs:
             enable_auto_tool_choice=self.enable_auto_tool_choice,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
+            logits_processor_pattern=self.logits_processor_pattern,
             response_role=self.response_role,
             return_tokens_as_token_ids=self.return_tokens_as_token_ids,
             allowed_origins=self.allowed_origins,

@@ -312,7 +312,6 @@ def test_sampling_parameters_may_be_none() -> None:
         ("length_penalty", 2.0),
         ("early_stopping", True),
         ("early_stopping", "never"),
-        ("logits_processors", [print]),
     ],
 )
 def test_missing_sampling_features_are_named(name: str, value: Any) -> None:
