@@ -154,6 +154,7 @@ class WorkerConfig:
         num_blocks: KV blocks; None: as many as fit in memory.
         max_num_seqs: rows of the persistent batch.
         max_num_batched_tokens: maximum tokens of a step; a GPU reserves memory for them.
+        max_logprobs: maximum log probabilities of a position; -1: all of the vocabulary.
         num_threads: threads of the model; None: one a core.
         attention_backend: triton, xformers or torch; None: the device's default.
         gpu_memory_utilization: share of the GPU's memory that may be used, 0 to 1.

@@ -48,6 +48,7 @@ def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
         bad_word_token_ids=chain.from_iterable(params.bad_words_token_ids or ()),
         logits_processors=names_of(params.logits_processors or ()),
         extra_args=extra_args_to_json(params.extra_args),
+        logprob_token_ids=params.logprob_token_ids,
     )
 
 
@@ -70,6 +71,7 @@ def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
         bad_words_token_ids=_split(message.bad_word_token_ids, message.num_bad_word_tokens),
         logits_processors=tuple(message.logits_processors),
         extra_args=extra_args_from_json(message.extra_args),
+        logprob_token_ids=tuple(message.logprob_token_ids),
         detokenize=False,
     )
 
@@ -86,6 +88,7 @@ def sampling_columns_to_pb(rows: tuple[SamplingParams, ...]) -> pb.SamplingColum
     words = list(chain.from_iterable(bad_words))
     processors = [names_of(row.logits_processors or ()) for row in rows]
     arguments = [extra_args_to_json(row.extra_args) for row in rows]
+    listed = [row.logprob_token_ids or () for row in rows]
     return pb.SamplingColumns(
         **columns,
         seed=[_unsigned(row.seed) for row in rows],
@@ -102,6 +105,8 @@ def sampling_columns_to_pb(rows: tuple[SamplingParams, ...]) -> pb.SamplingColum
         num_logits_processors=map(len, processors) if any(processors) else (),
         logits_processors=chain.from_iterable(processors),
         extra_args=arguments if any(arguments) else (),
+        num_logprob_token_ids=map(len, listed) if any(listed) else (),
+        logprob_token_ids=chain.from_iterable(listed),
     )
 
 
@@ -112,8 +117,9 @@ def sampling_columns_from_pb(columns: pb.SamplingColumns) -> tuple[SamplingParam
     allowed = _split(columns.allowed_token_ids, columns.num_allowed_token_ids)
     words = _split(columns.bad_word_token_ids, columns.num_bad_word_tokens)
     bad_words = _split(words, columns.num_bad_words)
-    no_processors = (0,) * len(columns.seed)
-    processors = _split(columns.logits_processors, columns.num_logits_processors or no_processors)
+    none = (0,) * len(columns.seed)
+    processors = _split(columns.logits_processors, columns.num_logits_processors or none)
+    listed = _split(columns.logprob_token_ids, columns.num_logprob_token_ids or none)
     arguments = columns.extra_args or ("",) * len(columns.seed)
     scalars = [(name, getattr(columns, name)) for name in _SCALARS]
     optional = [(name, getattr(columns, name)) for name in _OPTIONAL]
@@ -133,6 +139,7 @@ def sampling_columns_from_pb(columns: pb.SamplingColumns) -> tuple[SamplingParam
                 bad_words_token_ids=bad_words[i],
                 logits_processors=processors[i],
                 extra_args=extra_args_from_json(arguments[i]),
+                logprob_token_ids=listed[i],
                 detokenize=False,
             )
         )

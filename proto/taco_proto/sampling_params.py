@@ -21,6 +21,9 @@ TO_THE_MODELS_LENGTH = -1  # as truncate_prompt_tokens
 TRUNCATION_SIDES = ("left", "right")
 MAX_TEMPERATURE = 1e6  # far beyond where all tokens are equally likely
 MAX_ALLOWED_TOKEN_IDS = 2**16
+ALL_TOKENS = -1  # as logprobs and prompt_logprobs
+MAX_LOGPROBS = 2**24  # more tokens than any vocabulary has
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256
 GREEDY_EPSILON = 1e-5
@@ -57,8 +60,11 @@ class SamplingParams:
         max_tokens: most tokens to generate. None: as many as the model's length allows.
         min_tokens: number of tokens before which no end-of-sequence or stop token is generated.
         logprobs: number of most likely tokens whose log probabilities are returned at every
-            position, beside the chosen one. They are taken before temperature, penalties and bias.
+            position, beside the chosen one; -1 is all tokens. They are taken before temperature,
+            penalties and bias.
         prompt_logprobs: the same for every prompt position but the first.
+        logprob_token_ids: tokens whose log probabilities are returned instead of those of the most
+            likely ones.
         detokenize: give text, not only token ids.
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: put spaces between special tokens in the text.
@@ -115,6 +121,7 @@ class SamplingParams:
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     structured_outputs: StructuredOutputsParams | None = field(default=None, hash=False)
     extra_args: Mapping[str, Any] | None = field(default=None, hash=False)
+    logprob_token_ids: Sequence[int] | None = None
     guided_decoding: InitVar[GuidedDecodingParams | None] = None
     truncation_side: str = "left"
 
@@ -148,6 +155,9 @@ class SamplingParams:
         object.__setattr__(self, "bad_words_token_ids", words)
         object.__setattr__(self, "logits_processors", checked_processors(self.logits_processors))
         extra_args_to_json(self.extra_args)
+        object.__setattr__(self, "logprob_token_ids", tuple(self.logprob_token_ids or ()))
+        if self.logprob_token_ids and self.logprobs is None:
+            object.__setattr__(self, "logprobs", 0)
         if self.top_k == 0:
             object.__setattr__(self, "top_k", -1)
         self._check_counts()
@@ -202,7 +212,9 @@ class SamplingParams:
             )
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 0, 2**16)
+                _check_int(name, getattr(self, name), ALL_TOKENS, MAX_LOGPROBS)
+        if self.logprob_token_ids:
+            _check_token_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
         if self.truncate_prompt_tokens not in (None, TO_THE_MODELS_LENGTH):
             _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS)
         if self.truncation_side not in TRUNCATION_SIDES:

@@ -57,6 +57,7 @@ def sampling_params(draw: st.DrawFn, max_tokens: int | None = 64) -> SamplingPar
         bad_words_token_ids=draw(st.lists(st.lists(token_ids, min_size=1, max_size=3), max_size=3)),
         logits_processors=draw(st.lists(st.text(min_size=1, max_size=9), max_size=3)),
         extra_args=draw(st.none() | extra_args),
+        logprob_token_ids=draw(st.none() | st.lists(token_ids, max_size=3)),
         detokenize=False,
     )
 
