@@ -15,6 +15,7 @@ from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.grammars import GrammarCommand, GrammarReady
 from taco_proto.kv_tiers import StoreCommand, StoreReport
+from taco_proto.sampling_params import ALL_TOKENS
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.backends.cpu.kernel_startup import start_cpu_kernels
 from taco_worker.backends.model_loading import load_step_model
@@ -94,6 +95,8 @@ class Worker:
                 threads = 1 if kernels else available_cores().num_threads(config.num_threads)
                 torch.set_num_threads(threads)
             model_config, self._model = load_step_model(config, kernels, transfers)
+            if config.max_logprobs == ALL_TOKENS:
+                config = replace(config, max_logprobs=self._model.plan.vocab_size)
             limits = BatchLimits(
                 config.max_num_seqs,
                 resolve_max_model_len(config, self._model),

@@ -268,3 +268,24 @@ def test_more_logprobs_than_the_vocabulary_gives_all_of_it(ops: SamplingOps) -> 
     logprobs = columns_of(table)
     assert logprobs.num_entries.tolist() == [8]
     assert sorted(logprobs.token_ids[1:]) == list(range(7))
+
+
+def test_listed_tokens_replace_the_most_likely_ones(ops: SamplingOps) -> None:
+    lists: list[tuple[int, ...]] = [(5, 99, 0), (), (7,), tuple(range(40)), ()]
+    counts = [0, 2, 6, None, 0]
+    rows = [
+        make_row(SamplingParams(logprobs=count, logprob_token_ids=ids, seed=i), seed=i)
+        for i, (ids, count) in enumerate(zip(lists, counts, strict=True))
+    ]
+    sampled = sample(ops, [*rows, make_row(SamplingParams(seed=9))])
+    assert sampled.logprobs is not None
+    entries = list(columns_of(sampled.logprobs).rows())
+    assert entries.pop() == ([], [], [])
+    for row, listed, count, (ids, values, ranks), chosen_id in zip(
+        rows, lists, counts, entries, sampled.token_ids.tolist(), strict=False
+    ):
+        expected = torch.log_softmax(torch.from_numpy(row.logits).double(), dim=0).numpy()
+        best = np.argsort(-expected, kind="stable")[: count or 0]
+        assert ids == [chosen_id, *(listed or best)]
+        assert values == pytest.approx(expected[ids], abs=1e-5)
+        assert ranks == [int((expected > expected[token_id]).sum()) + 1 for token_id in ids]

@@ -116,7 +116,11 @@ class Sampler:
         if logprob_rows.size:
             chosen = self._pick(token_ids, logprob_rows).clamp(min=0)
             num_top = self._columns.logprobs[rows.slots]
-            logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top)
+            listed = None
+            if wanted & Feature.LOGPROB_TOKEN_IDS:
+                slots = rows.slots[logprob_rows].tolist()
+                listed = [self._columns.logprob_token_ids[slot] for slot in slots]
+            logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top, listed)
         return SampledTokens(token_ids, logprobs)
 
     def _change_logits(

@@ -33,6 +33,7 @@ class Feature(enum.IntFlag):
     BAD_WORDS = enum.auto()
     GRAMMAR = enum.auto()
     PROCESSORS = enum.auto()
+    LOGPROB_TOKEN_IDS = enum.auto()
 
 
 # Features that read the tokens before the sampled one.
@@ -56,6 +57,8 @@ class SlotSamplingParams:
         bias_token_ids, bias_values: per slot, its logit bias.
         allowed_token_ids: per slot, the only tokens that may be sampled; empty: all.
         bad_words: per slot, the token sequences that must not be generated.
+        logprob_token_ids: per slot, the tokens whose log probabilities are returned; empty: those
+            of the `logprobs` most likely ones.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class SlotSamplingParams:
         self.bias_values: list[Array] = [np.zeros(0, dtype=np.float32)] * max_num_seqs
         self.allowed_token_ids: list[Array] = [no_ids] * max_num_seqs
         self.bad_words = [NO_BAD_WORDS] * max_num_seqs
+        self.logprob_token_ids: list[Array] = [no_ids] * max_num_seqs
 
     def set_row(self, slot: int, params: SamplingParams, *, has_grammar: bool = False) -> None:
         """Set a slot's parameters, whose `seed` must be set.
@@ -107,7 +111,7 @@ class SlotSamplingParams:
         self.repetition_penalty[slot] = params.repetition_penalty
         self.no_repeat_ngram_size[slot] = params.no_repeat_ngram_size
         self.min_tokens[slot] = params.min_tokens
-        self.logprobs[slot] = self._num_logprobs(params.logprobs if self._gives_logprobs else None)
+        self._set_logprobs(slot, params)
         self.prompt_logprobs[slot] = self._num_logprobs(params.prompt_logprobs)
         self._set_suppressed(slot, params)
         self._set_bias(slot, params)
@@ -119,6 +123,12 @@ class SlotSamplingParams:
 
     def _num_logprobs(self, asked: int | None) -> int:
         return NO_LOGPROBS if asked is None else min(asked, self._vocab_size)
+
+    def _set_logprobs(self, slot: int, params: SamplingParams) -> None:
+        listed = [i for i in params.logprob_token_ids or () if i < self._vocab_size]
+        self.logprob_token_ids[slot] = np.array(listed, dtype=np.int64)
+        asked = len(listed) or params.logprobs
+        self.logprobs[slot] = self._num_logprobs(asked if self._gives_logprobs else None)
 
     def _set_suppressed(self, slot: int, params: SamplingParams) -> None:
         ids = set(params.stop_token_ids or ())
@@ -146,6 +156,8 @@ class SlotSamplingParams:
             Feature.MIN_TOKENS: params.min_tokens > 0 and self.suppressed_token_ids[slot].size > 0,
             Feature.NO_REPEAT_NGRAM: params.no_repeat_ngram_size > 0,
             Feature.LOGPROBS: params.logprobs is not None and self._gives_logprobs,
+            Feature.LOGPROB_TOKEN_IDS: self._gives_logprobs
+            and self.logprob_token_ids[slot].size > 0,
             Feature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
             Feature.ALLOWED_TOKENS: self.allowed_token_ids[slot].size > 0,
             Feature.BAD_WORDS: self.bad_words[slot].last.size > 0,
