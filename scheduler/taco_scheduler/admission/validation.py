@@ -8,6 +8,7 @@ from taco_proto.config import MAX_SPECULATIVE_TOKENS, SchedulerConfig
 from taco_proto.drafts import DrafterInfo
 from taco_proto.errors import ConfigurationError
 from taco_proto.log_text import MAX_MODEL_CHARS, one_line
+from taco_proto.logprob_limits import excess
 from taco_proto.requests import MAX_PIN_SECONDS, MAX_PINS, GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import WorkerInfo
@@ -218,6 +219,14 @@ def check_fit(request: ValidatedRequest, info: WorkerInfo) -> None:
                 400,
                 f"{name} must be at most {info.max_logprobs}, got {getattr(sampling, name)}",
             )
+    if problem := excess(sampling, num_tokens, sampling.max_tokens or 1):
+        raise RejectedError(400, problem)
+    if len(listed := sampling.logprob_token_ids or ()) > info.max_logprobs:
+        raise RejectedError(
+            400, f"logprob_token_ids may have at most {info.max_logprobs} ids, got {len(listed)}"
+        )
+    if max(listed, default=0) >= info.vocab_size:
+        raise RejectedError(400, f"logprob_token_ids must be below {info.vocab_size}")
     for processor in sampling.logits_processors or ():
         if isinstance(processor, str) and processor not in info.logits_processors:
             raise RejectedError(400, f"the workers have not loaded {processor!r:.100}")

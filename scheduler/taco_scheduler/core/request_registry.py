@@ -9,6 +9,7 @@ from taco_proto.requests import FinishReason, GenerateRequest
 from taco_scheduler.admission.admission_control import AdmissionControl
 from taco_scheduler.admission.rejections import RejectedError, RejectionReason
 from taco_scheduler.admission.validation import check_message
+from taco_scheduler.core.wide_logprobs import WideLogprobGate
 from taco_scheduler.faults.poison_requests import PoisonRequestDetector
 from taco_scheduler.queue.queue_deadlines import QueueDeadlines
 from taco_scheduler.state.output_buffer import OutputBuffer
@@ -25,6 +26,7 @@ class RequestRegistry:
         admission: queue limits, rate limits and fair share.
         fair_share: the token counter of each tenant.
         poison: detects requests that make steps fail.
+        wide_logprobs: holds requests for the log probabilities of large parts of the vocabulary.
         num_sequences: sequences of all requests that have not ended.
     """
 
@@ -32,6 +34,7 @@ class RequestRegistry:
         self.admission: AdmissionControl[Request] = AdmissionControl(config)
         self.fair_share = self.admission.fair_share
         self.poison = PoisonRequestDetector(self.fail)
+        self.wide_logprobs = WideLogprobGate()
         self.num_sequences = 0
         self._rejections = rejections
         self._deadlines = QueueDeadlines()

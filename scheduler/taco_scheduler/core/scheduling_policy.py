@@ -49,7 +49,8 @@ class Policy:
             leave. 0: it gets the whole budget first; None: a quarter of the budget.
         drafts: the draft tokens that sequences may verify.
         preemption: preempts sequences when slots or blocks run short.
-        waits_for_disk: whether a waiting sequence waits until its prefix is read from disk.
+        waiting_gates: while one of them holds a waiting sequence, it gets no slot. Sequences behind
+            it may run.
         delays_prompts: whether all waiting sequences wait, given the first of them.
         sampling_gates: while one of them holds a sequence, its prompt runs up to its last token, so
             that no step samples the sequence. They hold no sequence that has been sampled since
@@ -68,7 +69,7 @@ class Policy:
         drafts: DraftLengthLimits,
         preemption: Preemption,
         *,
-        waits_for_disk: Gate,
+        waiting_gates: tuple[Gate, ...],
         delays_prompts: Gate,
         sampling_gates: tuple[Gate, ...] = (),
         admit: Callable[[Sequence, BlockTable], None],
@@ -83,7 +84,7 @@ class Policy:
         self._max_cut_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._drafts = drafts
         self._preemption = preemption
-        self._waits_for_disk = waits_for_disk
+        self._waiting_gates = waiting_gates
         self._delays_prompts = delays_prompts
         self._sampling_gates = sampling_gates
         self._admit = admit
@@ -134,7 +135,10 @@ class Policy:
 
     def _must_wait(self, sequence: Sequence) -> bool:
         """Whether a sequence waits for something other than a slot and blocks."""
-        return self._waits_for_disk(sequence) or self._delays_prompts(sequence)
+        return self._is_passed_over(sequence) or self._delays_prompts(sequence)
+
+    def _is_passed_over(self, sequence: Sequence) -> bool:
+        return any(gate(sequence) for gate in self._waiting_gates)
 
     def _is_held(self, sequence: Sequence) -> bool:
         """Whether no step may sample the sequence yet."""
@@ -223,7 +227,7 @@ class Policy:
             if is_suspect and suspect_runs:
                 passed_over.append(sequence)
                 continue
-            if self._waits_for_disk(sequence):
+            if self._is_passed_over(sequence):
                 passed_over.append(sequence)
                 continue
             prefix = self._find(sequence)

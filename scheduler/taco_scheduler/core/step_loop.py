@@ -93,7 +93,7 @@ class StepLoop:
             config.long_prefill_token_threshold,
             speculation.limits,
             preemption,
-            waits_for_disk=self._disk_prefetch.must_wait,
+            waiting_gates=(self._disk_prefetch.must_wait, requests.wide_logprobs.must_wait),
             delays_prompts=self._prompt_delay.must_wait,
             sampling_gates=sampling_gates,
             admit=self._admit,
