@@ -11,13 +11,14 @@ from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.tools import ToolFields
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint
 from taco_proto.errors import InvalidParameterError
+from taco_proto.sampling_params import ALL_TOKENS
 
 MAX_EFFORT_CHARS = 64
 
 
 class ChatCompletionRequest(Conversation, ToolFields, GenerationRequest):
     logprobs: bool = False
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: int | None = Field(default=None, ge=ALL_TOKENS)
     echo: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
@@ -31,8 +32,9 @@ class ChatCompletionRequest(Conversation, ToolFields, GenerationRequest):
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatCompletionRequest":
-        if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidParameterError("top_logprobs needs logprobs=true.", "top_logprobs")
+        for name in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, name) is not None and not self.logprobs:
+                raise InvalidParameterError(f"{name} needs logprobs=true.", name)
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.token_ids import TokenIds, is_token_ids
 from taco_proto.errors import InvalidParameterError
+from taco_proto.sampling_params import ALL_TOKENS
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 1024
@@ -17,7 +18,7 @@ Prompt = str | TokenIds
 class CompletionRequest(GenerationRequest):
     prompt: Any = Field(description="list of strings, token ids or lists of token ids")
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0)
+    logprobs: int | None = Field(default=None, ge=ALL_TOKENS)
     suffix: str | None = None
 
     @model_validator(mode="after")
@@ -30,6 +31,13 @@ class CompletionRequest(GenerationRequest):
             if getattr(self, name):
                 raise InvalidParameterError(f"suffix and {name} exclude each other.", name)
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _imply_logprobs(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("logprob_token_ids"):
+            return {"logprobs": 0, **values}
+        return values
 
     @field_validator("prompt")
     @classmethod

@@ -63,6 +63,7 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     detokenize: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -165,7 +166,7 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
             raise ValueError(f"takes at most {MAX_STOP_STRINGS} strings, got {len(stop)}")
         return stop
 
-    @field_validator("stop_token_ids", "allowed_token_ids", mode="before")
+    @field_validator("stop_token_ids", "allowed_token_ids", "logprob_token_ids", mode="before")
     @classmethod
     def _token_ids_as_list(cls, value: object) -> object:
         return as_list(value)

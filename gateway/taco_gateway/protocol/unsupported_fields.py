@@ -25,7 +25,6 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": _EMPTY,
     "length_penalty": (1,),
     "early_stopping": _EMPTY,
-    "logprob_token_ids": _EMPTY,
     "repetition_detection": _EMPTY,
     "watermarking": _EMPTY,
     # reasoning

@@ -4,8 +4,9 @@ from array import array
 from collections.abc import Sequence
 
 from taco_proto.errors import InvalidParameterError
+from taco_proto.logprob_limits import excess
 from taco_proto.requests import ModelInfo
-from taco_proto.sampling_params import TO_THE_MODELS_LENGTH, SamplingParams
+from taco_proto.sampling_params import ALL_TOKENS, TO_THE_MODELS_LENGTH, SamplingParams
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 # More than any model reads; tokenizing a longer text would cost minutes and gigabytes.
@@ -108,16 +109,46 @@ def check_sampling(params: SamplingParams, info: ModelInfo) -> None:
     """
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
-        if value is not None and value > info.max_logprobs:
+        asked = info.vocab_size if value == ALL_TOKENS else value
+        if asked is not None and asked > info.max_logprobs:
+            shown = f"{value}, which is {asked}" if value == ALL_TOKENS else value
             raise InvalidParameterError(
-                f"{name} may be at most {info.max_logprobs} here, got {value}", name
+                f"{name} may be at most {info.max_logprobs} here, got {shown}", name
             )
-    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+    if len(params.logprob_token_ids or ()) > info.max_logprobs:
+        raise InvalidParameterError(
+            f"logprob_token_ids may have at most {info.max_logprobs} ids here, got "
+            f"{len(params.logprob_token_ids or ())}",
+            "logprob_token_ids",
+        )
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
         highest = max(getattr(params, name) or (0,))
         if highest >= info.vocab_size:
             raise InvalidParameterError(
                 f"{name} has token id {highest}, which is not in 0…{info.vocab_size - 1}", name
             )
+
+
+def check_num_logprobs(params: SamplingParams, num_prompt_tokens: int, max_tokens: int) -> None:
+    """Checks how many log probabilities all positions of a request may have together.
+
+    Raises:
+        InvalidParameterError: too many.
+    """
+    if problem := excess(params, num_prompt_tokens, max_tokens):
+        is_prompt = (params.prompt_logprobs or 0) > (params.logprobs or 0)
+        raise InvalidParameterError(problem, "prompt_logprobs" if is_prompt else "logprobs")
+
+
+def with_numbers(params: SamplingParams, info: ModelInfo) -> SamplingParams:
+    """The parameters with the size of the vocabulary where log probabilities of all tokens are
+    asked for."""
+    changes = {
+        name: info.vocab_size
+        for name in ("logprobs", "prompt_logprobs")
+        if getattr(params, name) == ALL_TOKENS
+    }
+    return params.with_updates(**changes) if changes else params
 
 
 def truncated(

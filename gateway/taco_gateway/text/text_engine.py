@@ -20,6 +20,7 @@ from taco_gateway.text.output.request_output import PromptLogprobCollector, text
 from taco_gateway.text.output.token_logprobs import CandidateReader
 from taco_gateway.text.request_checks import (
     CheckedTokenIds,
+    check_num_logprobs,
     check_priority,
     check_prompt,
     check_prompt_length,
@@ -28,6 +29,7 @@ from taco_gateway.text.request_checks import (
     checked_token_ids,
     resolve_max_tokens,
     truncated,
+    with_numbers,
 )
 from taco_gateway.text.request_processors import compiled_pattern, processors_of
 from taco_gateway.text.response.response_parser import ParserOptions, ResponseParser
@@ -295,6 +297,7 @@ class TextEngine:
             prompt_token_ids, pins = kept, ()
         check_prompt(prompt_token_ids, info, is_checked=is_checked)
         check_sampling(params, info)
+        params = with_numbers(params, info)
         check_priority(request.priority)
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
@@ -304,6 +307,7 @@ class TextEngine:
         max_tokens = resolve_max_tokens(
             params.max_tokens, len(prompt_token_ids), info, clamp=clamp_max_tokens
         )
+        check_num_logprobs(params, len(prompt_token_ids), max_tokens)
         ranks = params.num_sequences > params.n
         needs_logprobs = ranks or sum_logprobs
         request = replace(
