@@ -238,7 +238,8 @@ class EngineArgs(DeviceArgs):
         is_advanced=True,
     )
     max_logprobs: int = flag(
-        "Maximum log probabilities per position that a request may ask for.",
+        "Maximum log probabilities per position that a request may ask for; -1: all tokens of the "
+        "vocabulary. See docs/serving.md before you raise it far.",
         _WORKER,
         default=20,
         parse=int,
@@ -267,8 +268,8 @@ class EngineArgs(DeviceArgs):
             )
         for name in ("max_model_len", "num_gpu_blocks_override"):
             check_at_least(name, getattr(self, name), 1)
-        for name in ("max_logprobs", "seed"):
-            check_at_least(name, getattr(self, name), 0)
+        check_at_least("seed", self.seed, 0)
+        check_at_least("max_logprobs", self.max_logprobs, -1)
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
             raise ConfigurationError(
                 f"hf_overrides must be a JSON object of config fields, got {self.hf_overrides!r}"
