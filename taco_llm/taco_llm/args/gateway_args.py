@@ -3,17 +3,14 @@
 import math
 import os
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from taco_llm.api_keys import API_KEY_VARIABLE, VLLM_API_KEY_VARIABLE, keys_of
 from taco_llm.args.admin_args import check_admin_listen
 from taco_llm.args.flags import GATEWAY, flag, strings
 from taco_proto.config import GatewayConfig, ModelConfig, RedisConfig
 from taco_proto.errors import ConfigurationError
-
-API_KEY_VARIABLE = "TACO_API_KEY"
-VLLM_API_KEY_VARIABLE = "VLLM_API_KEY"  # holds one key, commas included
 
 _GATEWAY = (GATEWAY,)
 
@@ -399,10 +396,3 @@ class GatewayArgs:
             redis=redis,
             redis_keys=self.redis_keys,
         )
-
-
-def keys_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The API keys in environment variables; vLLM's variable counts only if TACO's is empty."""
-    keys = tuple(key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key)
-    other = environment.get(VLLM_API_KEY_VARIABLE, "")
-    return keys or ((other,) if other else ())

@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from taco_llm.api_keys import keys_of
 from taco_llm.args.flags import flag
-from taco_llm.args.gateway_args import keys_of
 from taco_llm.args.scheduler_args import check_at_least
 from taco_proto.errors import ConfigurationError
 
