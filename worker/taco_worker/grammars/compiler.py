@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from taco_proto.grammars import Grammar, GrammarCommand, GrammarReady, RecentTable
 from taco_worker.grammars.call_thread import CallThread
+from taco_worker.grammars.compiled_grammar import CompiledGrammar
 from taco_worker.grammars.vocabulary import GrammarError
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class GrammarCompiler:
         self._load_vocabulary = load_vocabulary
         self._vocabulary: LLTokenizer | None = None
         self._thread = CallThread("grammar-compiler")
-        self._used: dict[bytes, Future[LLMatcher]] = {}
+        self._used: dict[bytes, Future[CompiledGrammar]] = {}
         self._num_bytes: dict[bytes, int] = {}
-        self._released: RecentTable[Future[LLMatcher]] = RecentTable(MAX_CACHE_BYTES)
+        self._released: RecentTable[Future[CompiledGrammar]] = RecentTable(MAX_CACHE_BYTES)
 
     def apply(self, command: GrammarCommand, report: Callable[[GrammarReady], None]) -> None:
         """Release grammars, then compile others; `report` is called in the thread for each."""
@@ -54,8 +55,8 @@ class GrammarCompiler:
         for key in list(self._used):
             self._release(key)
 
-    def find(self, key: bytes) -> Future[LLMatcher] | None:
-        """The matcher at the beginning of a grammar's text, to be copied before it reads tokens.
+    def find(self, key: bytes) -> Future[CompiledGrammar] | None:
+        """A grammar that has been named.
 
         None if the scheduler has not named the grammar, or has released it.
         """
@@ -78,21 +79,26 @@ class GrammarCompiler:
         if not future.done() or future.exception() is None:
             self._released.put(key, future, num_bytes)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        if self._vocabulary is None:
+            self._vocabulary = self._load_vocabulary()
+        vocabulary = self._vocabulary
+        return CompiledGrammar(lambda: self._matcher(vocabulary, grammar.text))
+
+    @staticmethod
+    def _matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
         from llguidance import LLMatcher
 
         from taco_worker.grammars.limits import parser_limits
 
-        if self._vocabulary is None:
-            self._vocabulary = self._load_vocabulary()
-        matcher = LLMatcher(self._vocabulary, grammar.text, log_level=0, limits=parser_limits())
+        matcher = LLMatcher(vocabulary, text, log_level=0, limits=parser_limits())
         if matcher.is_error():
             first = matcher.get_error().partition("\n")[0]
             raise GrammarError(f"the grammar cannot be compiled: {first}")
         return matcher
 
 
-def _error_of(done: Future[LLMatcher]) -> str:
+def _error_of(done: Future[CompiledGrammar]) -> str:
     error = done.exception()
     if error is None:
         return ""

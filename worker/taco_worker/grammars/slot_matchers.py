@@ -18,43 +18,11 @@ from taco_worker.devices.transfers import Download, Transfers
 from taco_worker.grammars.call_thread import CallThread
 from taco_worker.grammars.compiler import GrammarCompiler
 from taco_worker.grammars.row_masks import Draft, RowMasks
+from taco_worker.grammars.sequence_grammar import SequenceGrammar
 from taco_worker.sampling.token_masks import TokenMasks, mask_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """The grammar of one slot.
-
-    Attributes:
-        compiled: the matcher to copy at the first mask.
-        num_tokens: tokens of the sequence that the matcher has read or that `unread` holds.
-        unread: committed tokens that the matcher has not read.
-    """
-
-    compiled: Future[LLMatcher]
-    num_prompt_tokens: int
-    num_tokens: int
-    unread: list[int]
-    min_tokens: int
-    ignores_eos: bool
-    matcher: LLMatcher | None = None
-
-    def rebuild_after_error(self) -> None:
-        """Begin with a new matcher if a draft took this one over a limit: it would stay failed."""
-        if self.matcher is not None and self.matcher.is_error():
-            self.matcher, self.num_tokens, self.unread = None, self.num_prompt_tokens, []
-
-    def read(self) -> LLMatcher:
-        """The matcher, after it has read what it had not."""
-        if self.matcher is None:
-            self.matcher = self.compiled.result().deep_copy()
-        unread, self.unread = self.unread, []
-        if unread:
-            self.matcher.consume_tokens(unread)
-        return self.matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +66,7 @@ class SlotMatchers:
         self._compiler = compiler
         self._transfers = transfers
         self._thread = CallThread("grammar-masks")
-        self._by_slot: dict[int, _Sequence] = {}
+        self._by_slot: dict[int, SequenceGrammar] = {}
         known = [token_id for token_id in eos_token_ids if token_id < vocab_size]
         self._eos_mask = mask_of(known, vocab_size)
 
@@ -133,7 +101,7 @@ class SlotMatchers:
             num_generated = num_tokens - num_prompt
             generated = joined.token_ids[ends[row] - num_generated : ends[row]]
             params = joined.sampling[row]
-            self._by_slot[int(joined.slots[row])] = _Sequence(
+            self._by_slot[int(joined.slots[row])] = SequenceGrammar(
                 compiled,
                 num_prompt,
                 num_tokens,
@@ -196,7 +164,7 @@ class SlotMatchers:
         )
 
     def _new_tokens(
-        self, slots: IntArray, sequences: list[_Sequence]
+        self, slots: IntArray, sequences: list[SequenceGrammar]
     ) -> tuple[list[int], Download]:
         """Tokens committed since the last masks: their number per sequence, and all of them."""
         for sequence in sequences:
@@ -214,7 +182,7 @@ class SlotMatchers:
     def _compute(
         self,
         slots: list[int],
-        sequences: list[_Sequence],
+        sequences: list[SequenceGrammar],
         first_rows: list[int],
         drafts: list[Draft],
         new: tuple[list[int], Download],
@@ -224,18 +192,7 @@ class SlotMatchers:
         found: list[RowMasks] = []
         errors: list[RowError] = []
         for slot, sequence, draft in zip(slots, sequences, drafts, strict=True):
-            if sequence.matcher is None:
-                sequence.matcher = sequence.compiled.result().deep_copy()
-            unread, sequence.unread = sequence.unread, []
-            masks = RowMasks.of(
-                sequence.matcher,
-                unread,
-                draft,
-                self._eos_mask,
-                num_generated=sequence.num_tokens - sequence.num_prompt_tokens,
-                min_tokens=sequence.min_tokens,
-                ignores_eos=sequence.ignores_eos,
-            )
+            masks = sequence.masks(draft, self._eos_mask)
             found.append(masks)
             if masks.error:
                 errors.append(RowError(slot, masks.error_code, masks.error))
@@ -253,7 +210,7 @@ class SlotMatchers:
         )
 
 
-def _hand_out(sequences: list[_Sequence], new: tuple[list[int], Download]) -> None:
+def _hand_out(sequences: list[SequenceGrammar], new: tuple[list[int], Download]) -> None:
     """Give each sequence its new tokens."""
     counts, download = new
     (tensor,) = download.wait()

@@ -1,0 +1,93 @@
+"""The grammar of one sequence: a matcher that has read the sequence's committed tokens."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from taco_worker.grammars.compiled_grammar import CompiledGrammar
+from taco_worker.grammars.row_masks import Array, Draft, RowMasks
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+@dataclass(slots=True)
+class SequenceGrammar:
+    """Follows one sequence. Used by one thread at a time.
+
+    A matcher is a copy, made at the first use, that shares the library's limits with other copies.
+    Where it fails, a matcher with separate limits reads the text again. So a failure depends on
+    this sequence alone.
+
+    Attributes:
+        num_tokens: tokens of the sequence that have been handed to it.
+        unread: tokens that the matcher has not read.
+        matcher: None before the first use.
+    """
+
+    compiled: Future[CompiledGrammar]
+    num_prompt_tokens: int
+    num_tokens: int
+    unread: list[int]
+    min_tokens: int
+    ignores_eos: bool
+    matcher: LLMatcher | None = None
+    _read: list[int] = field(default_factory=list)
+    _shares_limits: bool = True
+
+    def rebuild_after_error(self) -> None:
+        """Begin with a new matcher if a draft took this one over a limit: it would stay failed."""
+        if self.matcher is not None and self.matcher.is_error():
+            self._start_again()
+
+    def read(self) -> LLMatcher:
+        """The matcher, after it has read what it had not."""
+        matcher, unread = self._begin_reading()
+        if unread and not matcher.consume_tokens(unread) and self._shares_limits:
+            matcher, unread = self._begin_alone()
+            matcher.consume_tokens(unread)
+        return matcher
+
+    def masks(self, draft: Draft, eos_mask: Array) -> RowMasks:
+        """The masks after the sequence's last token and after each of its drafts.
+
+        Args:
+            eos_mask: int32 [num_words], the end tokens.
+        """
+        matcher, unread = self._begin_reading()
+        masks = self._masks_of(matcher, unread, draft, eos_mask)
+        if masks.error and self._shares_limits:
+            masks = self._masks_of(*self._begin_alone(), draft, eos_mask)
+        return masks
+
+    def _begin_reading(self) -> tuple[LLMatcher, list[int]]:
+        if self.matcher is None:
+            compiled = self.compiled.result()
+            self.matcher = compiled.copy() if self._shares_limits else compiled.separate()
+        unread, self.unread = self.unread, []
+        self._read += unread
+        return self.matcher, unread
+
+    def _begin_alone(self) -> tuple[LLMatcher, list[int]]:
+        self._shares_limits = False
+        self._start_again()
+        return self._begin_reading()
+
+    def _start_again(self) -> None:
+        self.matcher = None
+        self.unread, self._read = self._read + self.unread, []
+
+    def _masks_of(
+        self, matcher: LLMatcher, unread: list[int], draft: Draft, eos_mask: Array
+    ) -> RowMasks:
+        return RowMasks.of(
+            matcher,
+            unread,
+            draft,
+            eos_mask,
+            num_generated=self.num_tokens - self.num_prompt_tokens,
+            min_tokens=self.min_tokens,
+            ignores_eos=self.ignores_eos,
+        )
