@@ -136,7 +136,7 @@ def test_processes_and_a_worker_killed_in_the_middle_of_a_stream(tmp_path: Path)
     ):
         url = "/v1/chat/completions"
         assert http.post(url, json=body).json()["choices"][0]["message"]["content"] == expected
-        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 40
+        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 20
         with http.stream("POST", url, json={**body, "stream": True}) as answer:
             lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
             begin = ""
