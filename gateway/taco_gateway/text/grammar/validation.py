@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from taco_gateway.text.grammar.canonical import ConstraintError, parse_schema, subschemas
 
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
+_OVERLAP = "oneOf constraints are not supported"
 _MAX_ERROR_CHARS = 300
 # Smaller than the library's own, 500,000 and 1,000,000: they bound the worker's memory and time.
 _LIMITS = LLParserLimits(
@@ -58,6 +59,8 @@ def _explained(kind: str, value: Any, error: str) -> str:
     short = " ".join(message.split())[:_MAX_ERROR_CHARS]
     if kind != "json":
         return short
+    if _OVERLAP in message:
+        short = "its alternatives overlap, which is not supported: use anyOf"
     found = _place(parse_schema(value), message)
     if found is None:
         return short
@@ -70,6 +73,8 @@ def _place(schema: Any, message: str) -> tuple[tuple[str, ...], str] | None:
     """The path of the schema that an error is about, and its keyword; None: not known."""
     unknown = _UNKNOWN_KEYS.search(message)
     keys = json.loads(f"[{unknown[1]}]") if unknown else []
+    if _OVERLAP in message:
+        keys = ["oneOf"]
     for path, part in subschemas(schema):
         for keyword in keys:
             if keyword in part:
