@@ -15,6 +15,7 @@ from taco_kernels.sampling_metadata import NO_TOKEN, Array, Penalties, SamplingM
 Sample = Callable[[Tensor, SamplingMetadata], Tensor]
 GatherLogprobs = Callable[[Tensor, Array, Array], tuple[Array, Array, Array]]
 Penalize = Callable[[Tensor, Tensor, Penalties], None]
+Mask = Callable[[Tensor, Array, Array], None]  # logits, rows, bits
 
 
 def make_metadata(num_rows: int, **columns: float | list[float] | Array) -> SamplingMetadata:
@@ -234,3 +235,21 @@ def check_short_sequence(penalize: Penalize, size: int) -> None:
     )
     penalize(logits, tokens, penalties)
     assert torch.equal(logits, torch.ones(1, 9))
+
+
+def check_masks(mask: Mask, vocab_size: int) -> None:
+    """Masks of some and of all rows, one of them empty and one full; NaN may be banned, too."""
+    rng = np.random.default_rng(vocab_size)
+    num_words = -(-vocab_size // 32)
+    for rows, stride in (([0, 1, 2, 3], vocab_size), ([1, 3, 5, 6], vocab_size + 3)):
+        is_allowed = rng.random((4, num_words * 32)) < 0.5
+        is_allowed[0], is_allowed[1] = False, True
+        is_allowed[3] |= np.repeat(rng.random(num_words) < 0.9, 32)
+        bits = np.packbits(is_allowed, axis=1, bitorder="little").view(np.int32)
+        memory = rng.standard_normal((rows[-1] + 1, stride)).astype(np.float32)
+        memory[:, :vocab_size][rng.random((rows[-1] + 1, vocab_size)) < 0.1] = np.nan
+        expected = memory.copy()
+        for row, keeps in zip(rows, is_allowed[:, :vocab_size], strict=True):
+            expected[row, :vocab_size][~keeps] = -np.inf
+        mask(torch.from_numpy(memory)[:, :vocab_size], np.array(rows), bits)
+        assert np.array_equal(memory, expected, equal_nan=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.structs import Matrix, Packing, Product, Rows
+from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import allocate
 from taco_kernels.reference.activation import ALPHA, check_activation
@@ -263,7 +264,11 @@ def multiply(
 
 
 def multiply_argmax(
-    kernels: CpuKernels, rows: EncodedRows, matrix: PackedMatrix, logprobs: Tensor | None = None
+    kernels: CpuKernels,
+    rows: EncodedRows,
+    matrix: PackedMatrix,
+    logprobs: Tensor | None = None,
+    masks: MaskColumns | None = None,
 ) -> Tensor:
     """int32 [count]: the column with the greatest value of each row, the first among equals.
 
@@ -273,8 +278,11 @@ def multiply_argmax(
         logprobs: float32 [count], receives the log probabilities of these columns, with the values
             as logits: the same bits as `sampling.gather_logprobs` of the stored product. Undefined
             in rows with NO_TOKEN.
+        masks: the columns that each row may choose; not with `logprobs`.
     """
     _check_product(rows, matrix)
+    if logprobs is not None and masks is not None:
+        raise ValueError("log probabilities are those of all columns: masks exclude them")
     count = rows.struct.count
     ranks, columns = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.int32)
     sums = None
@@ -293,6 +301,7 @@ def multiply_argmax(
         columns.data_ptr(),
         _address(sums),
         _address(logprobs),
+        None if masks is None else ctypes.byref(masks.struct(count, matrix.shape[0])),
     )
     return columns
 

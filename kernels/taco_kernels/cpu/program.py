@@ -21,7 +21,9 @@ from taco_kernels.cpu.structs import (
     KVCopies,
     Matrix,
     Router,
+    TokenMasks,
 )
+from taco_kernels.cpu.token_masks import NO_MASKS, MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Scratch
 
@@ -168,6 +170,7 @@ class Logits(Structure):
         ("logits", c_void_p),
         ("token_ids", c_void_p),
         ("logprobs", c_void_p),
+        ("masks", TokenMasks),
         ("scratch", c_void_p),
     )
 
@@ -281,19 +284,27 @@ class ProgramRunner:
         self._run("forward", step)
         return hidden
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits, float32 [num_rows, vocab_size], of float32 hidden [num_rows, hidden_size]."""
+    def compute_logits(self, hidden: Tensor, masks: MaskColumns | None = None) -> Tensor:
+        """Logits, float32 [num_rows, vocab_size], of float32 hidden [num_rows, hidden_size].
+
+        Args:
+            masks: the logits of tokens that a row's mask bans are -inf. Parts of the vocabulary
+                that the masks of all rows ban are not computed.
+        """
         logits = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
-        self._run_logits(hidden, logits, None)
+        self._run_logits(hidden, logits, None, masks=masks)
         return logits
 
-    def most_likely(self, hidden: Tensor) -> Tensor:
+    def most_likely(self, hidden: Tensor, masks: MaskColumns | None = None) -> Tensor:
         """Most likely tokens, int32 [num_rows], of hidden states; the lowest id among equal logits.
 
         NO_TOKEN where the greatest logit is not finite.
+
+        Args:
+            masks: as for `compute_logits`.
         """
         token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
-        self._run_logits(hidden, None, token_ids)
+        self._run_logits(hidden, None, token_ids, masks=masks)
         return token_ids
 
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -332,6 +343,7 @@ class ProgramRunner:
         out: Tensor | None,
         token_ids: Tensor | None,
         logprobs: Tensor | None = None,
+        masks: MaskColumns | None = None,
     ) -> None:
         if hidden.dtype != torch.float32 or not hidden.is_contiguous():
             raise ValueError("hidden states must be contiguous float32")
@@ -340,6 +352,9 @@ class ProgramRunner:
         logits.logits = None if out is None else out.data_ptr()
         logits.token_ids = None if token_ids is None else token_ids.data_ptr()
         logits.logprobs = None if logprobs is None else logprobs.data_ptr()
+        logits.masks = (
+            NO_MASKS if masks is None else masks.struct(hidden.shape[0], self._vocab_size)
+        )
         if logits.count:
             self._run("logits", logits)
 

@@ -1,6 +1,6 @@
-"""Token sampling on the CPU: sample tokens, apply penalties, gather log probabilities.
+"""Token sampling on the CPU: sample tokens, apply penalties and masks, gather log probabilities.
 
-C++ does the work (sample.h, penalize.h and logprobs.h in csrc/sampling/).
+C++ does the work (sample.h, penalize.h, mask_logits.h and logprobs.h in csrc/sampling/).
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu import structs
+from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_kernels.sampling_metadata import Array, Penalties, SamplingMetadata
 
@@ -73,6 +74,19 @@ def penalize(kernels: CpuKernels, logits: Tensor, tokens: Tensor, penalties: Pen
         _column(penalties.ngram_size, np.int32, count),
     )
     kernels.lib.taco_penalize(kernels.pool, ctypes.byref(call))
+
+
+def mask_logits(kernels: CpuKernels, logits: Tensor, masks: MaskColumns) -> None:
+    """Set the logits of tokens that a row's mask does not allow to -inf, in place.
+
+    Args:
+        logits: float32 [num_rows, vocab_size].
+
+    Raises:
+        ValueError: a tensor or a column of the wrong type or shape.
+    """
+    rows, columns = _rows(logits), masks.struct(*logits.shape)
+    kernels.lib.taco_mask_logits(kernels.pool, ctypes.byref(rows), ctypes.byref(columns))
 
 
 def gather_logprobs(

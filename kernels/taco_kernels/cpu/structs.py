@@ -40,6 +40,14 @@ class Rows(Structure):
     )
 
 
+class TokenMasks(Structure):
+    _fields_ = (
+        ("bits", c_void_p),
+        ("num_words", c_int64),
+        ("of_row", c_void_p),
+    )
+
+
 class Product(Structure):
     _fields_ = (
         ("rows", Rows),
@@ -52,6 +60,7 @@ class Product(Structure):
         ("alpha", c_float),
         ("limit", c_float),
         ("factor", c_float),
+        ("masks", TokenMasks),
     )
 
 

@@ -15,6 +15,7 @@ from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from taco_kernels.cpu.elementwise import activate_rows, add_rows
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply, multiply_argmax
 from taco_kernels.cpu.sampling import gather_logprobs
+from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference import activation
 from taco_kernels.reference.linear import int8_linear, linear, quantize_rows
@@ -215,6 +216,44 @@ def test_argmax_returns_no_token_without_a_finite_maximum(
     rows = EncodedRows(cpu_kernels, x, dtype)
 
     assert multiply_argmax(cpu_kernels, rows, matrix).tolist() == [NO_TOKEN] * 9
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 9, 120])
+@pytest.mark.parametrize("share", [0.001, 0.02, 0.5])
+def test_argmax_of_allowed_columns(
+    cpu_kernels: CpuKernels, dtype: torch.dtype, count: int, share: float
+) -> None:
+    """Every third row has no mask in the second round: then no block may be skipped."""
+    x, w = numbers(count, 24), numbers(1000, 24, seed=1)
+    bias = torch.zeros(1000)
+    bias[::7] = torch.nan  # banned in rows with a mask
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype, bias=bias)
+    rows = EncodedRows(cpu_kernels, x, dtype)
+    products = multiply(cpu_kernels, rows, matrix)
+    is_allowed = torch.rand(count, 1000, generator=torch.Generator().manual_seed(2)) < share
+    is_allowed[:, ::7] = False
+    for masked in (torch.arange(count), torch.arange(count)[torch.arange(count) % 3 > 0]):
+        padded = np.zeros((masked.numel(), 1024), dtype=np.bool_)
+        padded[:, :1000] = is_allowed[masked]
+        bits = np.packbits(padded, axis=1, bitorder="little").view(np.int32)
+        masks = MaskColumns.of(masked.numpy(), bits, count)
+        wanted = torch.full((count,), NO_TOKEN)  # without a mask: because of NaN
+        for row in masked.tolist():
+            if is_allowed[row].any():
+                wanted[row] = products[row].masked_fill(~is_allowed[row], -torch.inf).argmax()
+
+        columns = multiply_argmax(cpu_kernels, rows, matrix, masks=masks)
+
+        assert torch.equal(columns.long(), wanted)
+
+
+def test_log_probabilities_of_masked_columns_are_rejected(cpu_kernels: CpuKernels) -> None:
+    matrix = PackedMatrix.from_tensor(cpu_kernels, numbers(20, 8))
+    rows = EncodedRows(cpu_kernels, numbers(1, 8), matrix.dtype)
+    masks = MaskColumns(np.zeros((1, 1), dtype=np.int32), np.zeros(1, dtype=np.int32))
+    with pytest.raises(ValueError, match="masks exclude"):
+        multiply_argmax(cpu_kernels, rows, matrix, torch.empty(1), masks)
 
 
 def test_nan_in_one_row_does_not_change_argmax_of_others(cpu_kernels: CpuKernels) -> None:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from support import sampling_cases as cases
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from support.sampling_cases import make_metadata, pick
-from taco_kernels.cpu.sampling import gather_logprobs, penalize, sample_tokens
+from taco_kernels.cpu.sampling import gather_logprobs, mask_logits, penalize, sample_tokens
+from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
-from taco_kernels.sampling_metadata import Penalties, SamplingMetadata
+from taco_kernels.sampling_metadata import Array, Penalties, SamplingMetadata
 
 GROUP, SEGMENT = 256, 64 * 256
 VOCAB_SIZES = [1, 5, 16, 100, GROUP - 1, GROUP, 3 * GROUP + 7]
@@ -120,6 +121,14 @@ def test_a_sequence_shorter_than_an_ngram_changes_nothing(
     cases.check_short_sequence(partial(penalize, cpu_kernels), size)
 
 
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 32, 33, GROUP, SEGMENT + 300])
+def test_masks_ban_what_they_do_not_allow(cpu_kernels: CpuKernels, vocab_size: int) -> None:
+    def mask(logits: torch.Tensor, rows: Array, bits: Array) -> None:
+        mask_logits(cpu_kernels, logits, MaskColumns.of(rows, bits, logits.shape[0]))
+
+    cases.check_masks(mask, vocab_size)
+
+
 def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
     logits, metadata = torch.zeros(2, 10), SamplingMetadata.greedy(2)
     with pytest.raises(ValueError, match="float32 rows"):
@@ -133,3 +142,12 @@ def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
     nothing = Penalties(rows, columns, columns, columns, floats, floats, floats, columns)
     with pytest.raises(ValueError, match="int32 rows"):
         penalize(cpu_kernels, logits, torch.zeros(1, 1), nothing)
+    bits, of_row = np.zeros((1, 1), dtype=np.int32), np.zeros(2, dtype=np.int32)
+    for masks, message in (
+        (MaskColumns(np.zeros((1, 2), dtype=np.int32), of_row), r"int32 \[any, 1\]"),
+        (MaskColumns(bits.astype(np.int64), of_row), r"int32 \[any, 1\]"),
+        (MaskColumns(bits, of_row[:1]), r"int32 \[2\]"),
+        (MaskColumns(np.zeros((4, 1), dtype=np.int32)[::2], of_row), "contiguous"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mask_logits(cpu_kernels, logits, masks)

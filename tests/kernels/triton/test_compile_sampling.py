@@ -10,6 +10,7 @@ SCRIPT = """
 import torch
 from taco_kernels.triton.sample import DeviceSamplingMetadata, sample_tokens, most_likely_tokens
 from taco_kernels.triton.logprobs import gather_logprobs
+from taco_kernels.triton.mask import mask_logits
 from taco_kernels.triton.penalize import PenaltyColumns, penalize, penalty_scratch
 
 rows = 4
@@ -27,6 +28,7 @@ scratch = penalty_scratch(vocab_size, rows, logits.device)
 tokens = torch.empty(rows, 8192, dtype=torch.int32)
 columns = PenaltyColumns(longs, ints, ints, ints, floats, floats, floats, ints)
 penalize(logits, tokens, columns, scratch)
+mask_logits(logits, longs, torch.empty(rows, vocab_size // 32, dtype=torch.int32))
 """
 KERNELS = {
     "_statistics_kernel",
@@ -35,6 +37,7 @@ KERNELS = {
     "_find_most_likely",
     "_value_kernel",
     "_penalize_kernel",
+    "_mask_kernel",
 }
 
 

@@ -144,10 +144,40 @@ private:
         Bytes sums(shape_.count * num_partial_sums(shape_.n) * int64_t(sizeof(PartialSum)));
         Floats logprobs(size_t(shape_.count));
         taco_multiply_argmax(subject_.pool, &rows, &packed_.matrix(), ranks.data(), columns.data(),
-                             static_cast<PartialSum*>(sums.data()), logprobs.data());
+                             static_cast<PartialSum*>(sums.data()), logprobs.data(), nullptr);
         report("the greatest column", columns == want);
         subject_.report.close(subject_.name(name_ + ", its log probability"), logprobs,
                               want_logprobs, 1e-6);
+        check_masked_argmax(stored);
+    }
+
+    // Every second row has a mask of a few columns; the first of them has an empty one.
+    void check_masked_argmax(const Floats& stored) {
+        const int64_t num_words = ceil_div(shape_.n, MASK_WORD_TOKENS);
+        std::vector<uint32_t> bits;
+        std::vector<int32_t> of_row, columns(size_t(shape_.count), -1), want;
+        for (int64_t row = 0; row < shape_.count; ++row) {
+            of_row.push_back(row % 2 ? -1 : int32_t(row / 2));
+            std::vector<uint32_t> mask(size_t(num_words), 0);
+            int32_t best = row % 2 || row == 0 ? -1 : 0;
+            const float* values = stored.data() + row * shape_.n;
+            for (int64_t i = row % 7; row && row % 2 == 0 && i < shape_.n; i += 50) {
+                mask[size_t(i / MASK_WORD_TOKENS)] |= 1u << i % MASK_WORD_TOKENS;
+                if (i == row % 7 || values[i] > values[best]) best = int32_t(i);
+            }
+            if (row % 2) {
+                best = int32_t(std::max_element(values, values + shape_.n) - values);
+            } else {
+                bits.insert(bits.end(), mask.begin(), mask.end());
+            }
+            want.push_back(best);
+        }
+        const TokenMasks masks = {bits.data(), num_words, of_row.data()};
+        std::vector<uint64_t> ranks(size_t(shape_.count), 0);
+        const Rows rows = activations_.rows(0, shape_.count);
+        taco_multiply_argmax(subject_.pool, &rows, &packed_.matrix(), ranks.data(), columns.data(),
+                             nullptr, nullptr, &masks);
+        report("the greatest column of a mask", columns == want);
     }
 
     void check_gated() {

@@ -359,8 +359,8 @@ public:
         Floats out(size_t(count * VOCAB));
         greatest.assign(size_t(count), -1);
         logprobs.assign(size_t(count), 0);
-        Logits request = {count,           hidden.data(),   out.data(),
-                          greatest.data(), logprobs.data(), nullptr};
+        Logits request = {count, hidden.data(), out.data(), greatest.data(), logprobs.data(),
+                          {},    nullptr};
         Bytes scratch(taco_program_logits_bytes(pool_, &program_, &request));
         request.scratch = scratch.data();
         taco_program_logits(pool_, &program_, &request);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "sampling/sampling_args.h"
+#include "sampling/token_masks.h"
 #include "selftest.h"
 
 namespace {
@@ -116,6 +117,26 @@ void check_logprobs(const Subject& subject, LogitRows logits) {
     subject.report.close(subject.name("log probabilities"), values, want, 1e-6);
 }
 
+// Rows 0, 2 and 4 have masks: of no token, of every third one, and of all.
+void check_masks(const Subject& subject, LogitRows logits) {
+    const int64_t num_words = ceil_div(VOCAB, MASK_WORD_TOKENS);
+    std::vector<uint32_t> bits(size_t(3 * num_words), 0);
+    std::fill(bits.begin() + 2 * num_words, bits.end(), 0xffffffff);
+    for (int64_t i = 0; i < VOCAB; i += 3) {
+        bits[size_t(num_words + i / MASK_WORD_TOKENS)] |= 1u << i % MASK_WORD_TOKENS;
+    }
+    const int32_t of_row[ROWS] = {0, -1, 1, -1, 2};
+    Floats want(logits.data, logits.data + ROWS * logits.stride);
+    for (int64_t i = 0; i < VOCAB; ++i) {
+        want[size_t(i)] = -INFINITY;
+        if (i % 3) want[size_t(2 * logits.stride + i)] = -INFINITY;
+    }
+    const TokenMasks masks = {bits.data(), num_words, of_row};
+    taco_mask_logits(subject.pool, &logits, &masks);
+    subject.report.check(subject.name("masked logits"),
+                         std::equal(want.begin(), want.end(), logits.data));
+}
+
 }  // namespace
 
 void check_sampling(const Subject& subject) {
@@ -126,4 +147,5 @@ void check_sampling(const Subject& subject) {
     numbers[100] = numbers[9000] = 20;  // of two equal ones the lower
     check_choice(subject, logits);
     check_logprobs(subject, logits);
+    check_masks(subject, logits);
 }

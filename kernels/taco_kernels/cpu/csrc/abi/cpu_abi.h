@@ -28,13 +28,14 @@ TACO_API int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool);
 TACO_API int64_t taco_pool_int8_operand_bytes(const TacoPool* pool);
 
 // Packed matrices and products with them (matmul/matrix.h). ranks: [rows->count],
-// scratch.
+// scratch. masks: of the rows, or null.
 struct HeadProduct;
 struct Matrix;
 struct Packing;
 struct PartialSum;
 struct Product;
 struct Rows;
+struct TokenMasks;
 TACO_API void taco_pack(TacoPool* pool, const Packing* packing);
 TACO_API void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k,
                                const float* rows, int64_t stride, void* out, float* scales);
@@ -42,7 +43,7 @@ TACO_API void taco_multiply(TacoPool* pool, const Product* product);
 TACO_API void taco_multiply_heads(TacoPool* pool, const HeadProduct* product);
 TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix,
                                    uint64_t* ranks, int32_t* columns, PartialSum* sums,
-                                   float* logprobs);
+                                   float* logprobs, const TokenMasks* masks);
 
 // Mixture of experts (experts/expert_args.h).
 struct Routing;
@@ -100,4 +101,5 @@ struct Logprobs;
 TACO_API int64_t taco_sampling_scratch(const LogitRows* logits, int32_t num_threads);
 TACO_API void taco_sample_tokens(TacoPool* pool, const SamplingMetadata* metadata);
 TACO_API void taco_gather_logprobs(TacoPool* pool, const Logprobs* wanted);
+TACO_API void taco_mask_logits(TacoPool* pool, const LogitRows* logits, const TokenMasks* masks);
 TACO_API void taco_penalize(TacoPool* pool, const Penalties* penalties);

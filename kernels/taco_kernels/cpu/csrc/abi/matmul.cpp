@@ -24,11 +24,16 @@ void taco_multiply_heads(TacoPool* pool, const HeadProduct* product) {
 }
 
 void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix, uint64_t* ranks,
-                          int32_t* columns, PartialSum* sums, float* logprobs) {
+                          int32_t* columns, PartialSum* sums, float* logprobs,
+                          const TokenMasks* masks) {
     static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
     pool->threads.run([&](Thread& thread) {
-        const Argmax wanted = {reinterpret_cast<std::atomic<uint64_t>*>(ranks), columns, sums,
-                               logprobs, LogitTransform{1, 0}};
+        const Argmax wanted = {reinterpret_cast<std::atomic<uint64_t>*>(ranks),
+                               columns,
+                               sums,
+                               logprobs,
+                               LogitTransform{1, 0},
+                               masks ? *masks : TokenMasks{}};
         pool->kernels.multiply_argmax(thread, *rows, *matrix, wanted);
     });
 }

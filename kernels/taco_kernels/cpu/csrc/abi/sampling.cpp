@@ -18,6 +18,10 @@ void taco_penalize(TacoPool* pool, const Penalties* penalties) {
     pool->threads.run([&](Thread& thread) { TACO_ISA::penalize(thread, *penalties); });
 }
 
+void taco_mask_logits(TacoPool* pool, const LogitRows* logits, const TokenMasks* masks) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.mask_logits(thread, *logits, *masks); });
+}
+
 void taco_gather_logprobs(TacoPool* pool, const Logprobs* wanted) {
     pool->threads.run([&](Thread& thread) { pool->kernels.gather_logprobs(thread, *wanted); });
 }

@@ -12,6 +12,7 @@
 #include "program/program_args.h"
 #include "runtime/parallel.h"
 #include "sampling/sampling_args.h"
+#include "sampling/token_masks.h"
 
 struct KeyValueRows {
     const float* keys;  // [num_tokens, key_stride], head after head, rotated already
@@ -32,6 +33,7 @@ struct Argmax {
     PartialSum* sums;  // [rows.count, num_partial_sums(matrix.n)], the kernel's own; or null
     float* logprobs;   // [rows.count], of `columns`, with the values as logits; or null
     LogitTransform transform;
+    TokenMasks masks;  // of the rows; without `logprobs`, which are those of all columns
 };
 
 struct Kernels {
@@ -63,6 +65,7 @@ struct Kernels {
     void (*activate_rows)(Thread&, const ActivatedRows&);
     void (*apply_row_op)(Thread&, const RowOp&);
     void (*sample_tokens)(Thread&, const SamplingMetadata&);
+    void (*mask_logits)(Thread&, const LogitRows&, const TokenMasks&);
     void (*gather_logprobs)(Thread&, const Logprobs&);
     // One step of a program, and its logits; `*_bytes` return the bytes that each needs at
     // `scratch`.

@@ -89,6 +89,16 @@ inline F32 select_less(F32 a, F32 b, F32 x, F32 y) {
     return {_mm256_blendv_ps(y.low, x.low, _mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ)),
             _mm256_blendv_ps(y.high, x.high, _mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ))};
 }
+// Lane by lane: bit i of the lowest sixteen is set ? x[i] : y[i].
+inline F32 select_bits(uint32_t bits, F32 x, F32 y) {
+    const __m256i all = _mm256_set1_epi32(int(bits));
+    const auto half = [&](__m256i lanes, __m256 a, __m256 b) {
+        const __m256i is_set = _mm256_cmpeq_epi32(_mm256_and_si256(all, lanes), lanes);
+        return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(is_set));
+    };
+    const __m256i low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return {half(low, x.low, y.low), half(_mm256_slli_epi32(low, 8), x.high, y.high)};
+}
 // Bit i is set where a[i] < b[i].
 inline uint32_t less_bits(F32 a, F32 b) {
     const int low = _mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ));

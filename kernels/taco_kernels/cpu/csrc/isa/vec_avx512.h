@@ -61,6 +61,9 @@ inline F32 lane_numbers() {
 inline F32 select_less(F32 a, F32 b, F32 x, F32 y) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
 }
+inline F32 select_bits(uint32_t bits, F32 x, F32 y) {
+    return {_mm512_mask_blend_ps(__mmask16(bits), y.v, x.v)};
+}
 inline uint32_t less_bits(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
 
 inline float reduce_add(F32 a) { return _mm512_reduce_add_ps(a.v); }

@@ -95,6 +95,9 @@ inline F32 lane_numbers() {
 inline F32 select_less(F32 a, F32 b, F32 x, F32 y) {
     return each([&](int i) { return a.v[i] < b.v[i] ? x.v[i] : y.v[i]; });
 }
+inline F32 select_bits(uint32_t bits, F32 x, F32 y) {
+    return each([&](int i) { return bits >> i & 1 ? x.v[i] : y.v[i]; });
+}
 inline uint32_t less_bits(F32 a, F32 b) {
     uint32_t bits = 0;
     for (int i = 0; i < LANES; ++i) bits |= uint32_t(a.v[i] < b.v[i]) << i;

@@ -59,33 +59,41 @@ private:
     const LogitTransform transform_;
 };
 
-inline bool has_nan(const LogitValues& values, const Block& block, int64_t row, int64_t columns) {
+// The bits of the columns of a panel that exist and that the mask, or null, allows.
+inline uint32_t allowed_bits(const uint32_t* mask, int64_t panel, int64_t columns) {
+    const int64_t count = std::min(PANEL, columns - panel * PANEL);
+    return (mask ? panel_bits(mask, panel) : 0xffff) & ((1u << count) - 1);
+}
+
+inline bool has_nan(const LogitValues& values, const Block& block, int64_t row, int64_t columns,
+                    const uint32_t* mask) {
     for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
         float lanes[LANES];
         store(lanes, values.at(row, panel));
-        const int64_t count = std::min(int64_t(LANES), columns - panel * PANEL);
-        for (int64_t lane = 0; lane < count; ++lane) {
-            if (std::isnan(lanes[lane])) return true;
+        const uint32_t allowed = allowed_bits(mask, panel, columns);
+        for (int lane = 0; lane < LANES; ++lane) {
+            if (allowed >> lane & 1 && std::isnan(lanes[lane])) return true;
         }
     }
     return false;
 }
 
-// The best rank of one row's columns in a block; NAN_RANK if any of them is NaN.
+// The best rank of one row's allowed columns in a block; NAN_RANK if any of them is NaN.
 inline uint64_t best_rank(const LogitValues& values, const Block& block, int64_t row,
-                          int64_t columns) {
+                          int64_t columns, const uint32_t* mask) {
     constexpr float lowest = -std::numeric_limits<float>::infinity();
     F32 best = set1(lowest), best_panel = set1(float(block.panels.begin)), products = zero();
     for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
-        const F32 past = set1(float(std::min(PANEL, columns - panel * PANEL)));
         const F32 raw = values.at(row, panel);
-        const F32 value = select_less(lane_numbers(), past, raw, set1(lowest));
+        const F32 value = select_bits(allowed_bits(mask, panel, columns), raw, set1(lowest));
         products = fma(raw, zero(), products);
         best_panel = select_less(best, value, set1(float(panel)), best_panel);
         best = select_less(best, value, value, best);
     }
     // A product with zero is NaN for infinities too; these are rare.
-    if (std::isnan(reduce_add(products)) && has_nan(values, block, row, columns)) return NAN_RANK;
+    if (std::isnan(reduce_add(products)) && has_nan(values, block, row, columns, mask)) {
+        return NAN_RANK;
+    }
     float lanes[LANES], panels[LANES];
     store(lanes, best);
     store(panels, best_panel);
@@ -126,12 +134,13 @@ inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matr
         for (int64_t row = 0; row < rows.count; ++row) ranks[row].store(0);
     }
     thread.barrier();
-    share_blocks(
-        thread, rows, matrix, matrix.num_panels(), [&](const Block& block, const void* sums) {
+    share_allowed_blocks(
+        thread, rows, matrix, wanted.masks, [&](const Block& block, const void* sums) {
             const LogitValues values(BlockValues(matrix, rows.scales, block, sums),
                                      wanted.transform);
             for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
-                const uint64_t rank = best_rank(values, block, row, matrix.n);
+                const uint64_t rank =
+                    best_rank(values, block, row, matrix.n, wanted.masks.mask(row));
                 uint64_t seen = ranks[row].load(std::memory_order_relaxed);
                 while (seen < rank &&
                        !ranks[row].compare_exchange_weak(seen, rank, std::memory_order_relaxed)) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "runtime/types.h"
+#include "sampling/token_masks.h"
 
 // y = x W^T + bias with W [n, k], packed in panels of sixteen columns of W^T:
 //
@@ -56,6 +57,7 @@ struct Product {
     bool out_is_operand;         // out holds Bf16Operands, else floats
     float alpha = 0, limit = 0;  // of Activation::swiglu_clipped
     float factor = 1;            // for Epilogue::add
+    TokenMasks masks = {};       // of the rows: `out` is undefined where no row of a block needs it
 };
 
 // out[h] = x[h] W[h]^T for each head h of some rows.

@@ -4,6 +4,8 @@
 // rows and columns are computed with it. So its bits depend on its own row and column alone.
 #pragma once
 
+#include <vector>
+
 #include "matmul/encode.h"
 #include "matmul/epilogue.h"
 #include "matmul/multiply_amx.h"
@@ -105,12 +107,40 @@ void share_blocks(Thread& thread, const Rows& rows, const Matrix& matrix, int64_
     });
 }
 
+// As share_blocks, but skips blocks of which no row may sample a token.
+template <class Finish>
+void share_allowed_blocks(Thread& thread, const Rows& rows, const Matrix& matrix,
+                          const TokenMasks& masks, Finish finish) {
+    if (rows.count == 0 || !masks.of_row) {
+        return share_blocks(thread, rows, matrix, matrix.num_panels(), finish);
+    }
+    static_assert(BLOCK_PANELS % 2 == 0);  // blocks begin with a word of a mask
+    const Blocking blocking(matrix, rows.count, matrix.num_panels(), thread.count());
+    std::vector<int64_t> allowed;  // every thread finds the same
+    for (int64_t index = 0; index < blocking.count(); ++index) {
+        if (allows_any(masks, blocking.row_range(index), blocking.panel_range(index))) {
+            allowed.push_back(index);
+        }
+    }
+    const int64_t count = int64_t(allowed.size());
+    thread.share(count, 1, [&](int64_t place, int64_t) {
+        const int64_t next = allowed[size_t(std::min(place + thread.count(), count - 1))];
+        run_block(rows, matrix, blocking, allowed[size_t(place)],
+                  matrix.panel(blocking.panel_range(next).begin), finish);
+    });
+}
+
 inline void multiply(Thread& thread, const Product& product) {
     const Matrix& matrix = product.matrix;
+    const auto finish = [&](const Block& block, const void* sums) {
+        finish_block(product, block, sums);
+    };
+    if (product.masks.of_row) {
+        return share_allowed_blocks(thread, product.rows, matrix, product.masks, finish);
+    }
     const int64_t panels =
         product.epilogue == Epilogue::gate_mul ? matrix.num_pair_panels() : matrix.num_panels();
-    share_blocks(thread, product.rows, matrix, panels,
-                 [&](const Block& block, const void* sums) { finish_block(product, block, sums); });
+    share_blocks(thread, product.rows, matrix, panels, finish);
 }
 
 }  // namespace TACO_ISA

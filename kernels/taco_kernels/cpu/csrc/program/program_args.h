@@ -149,5 +149,6 @@ struct Logits {
     float* logits;        // [count, vocab_size], or null
     int32_t* token_ids;   // [count], the most likely tokens (the lowest id of several), or null
     float* logprobs;      // [count], log probabilities of token_ids, or null
+    TokenMasks masks;     // of the rows; not with logprobs
     void* scratch;        // `logits_scratch` bytes, aligned to 64
 };

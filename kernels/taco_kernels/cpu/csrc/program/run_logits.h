@@ -51,17 +51,21 @@ inline void compute_logits(Thread& thread, const Program& program, const Logits&
         }
         const Rows rows =
             encode(thread, lm_head, count, hidden, stride, scratch.operands, scratch.scales);
+        const TokenMasks masks = logits.masks.from(begin);
         if (logits.logits) {
             float* out = logits.logits + begin * lm_head.n;
             kernels().multiply(thread, Product{rows, lm_head, Epilogue::store, Activation::none,
-                                               out, lm_head.n, false});
+                                               out, lm_head.n, false, 0, 0, 1, masks});
             transform_logits(thread, transform, count, lm_head.n, out);
+            if (masks.of_row) {
+                kernels().mask_logits(thread, LogitRows{out, count, lm_head.n, lm_head.n}, masks);
+            }
         }
         if (logits.token_ids) {
             float* logprobs = logits.logprobs ? logits.logprobs + begin : nullptr;
-            kernels().multiply_argmax(
-                thread, rows, lm_head,
-                Argmax{scratch.ranks, logits.token_ids + begin, scratch.sums, logprobs, transform});
+            kernels().multiply_argmax(thread, rows, lm_head,
+                                      Argmax{scratch.ranks, logits.token_ids + begin, scratch.sums,
+                                             logprobs, transform, masks});
         }
     });
 }
