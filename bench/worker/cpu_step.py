@@ -26,6 +26,7 @@ from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.worker import Worker
 
 MAX_MODEL_LEN = 2048
@@ -56,9 +57,9 @@ class TimedModel:
         self.layers = 1e3 * (time.perf_counter() - begun)
         return hidden
 
-    def most_likely(self, hidden: Tensor) -> Tensor:
+    def most_likely(self, hidden: Tensor, masks: TokenMasks | None = None) -> Tensor:
         begun = time.perf_counter()
-        token_ids = self._model.most_likely(hidden)
+        token_ids = self._model.most_likely(hidden, masks)
         self.last_stage = 1e3 * (time.perf_counter() - begun)
         return token_ids
 

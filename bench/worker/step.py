@@ -62,10 +62,10 @@ class NoModel:
     def forward(self, inputs: ModelInput) -> Tensor:
         return self._hidden[: inputs.output_rows.size]
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, masks: None = None) -> Tensor:
         return self._logits[: hidden.shape[0]].clone()
 
-    def most_likely(self, hidden: Tensor) -> Tensor:
+    def most_likely(self, hidden: Tensor, masks: None = None) -> Tensor:
         return self._logits[: hidden.shape[0]].argmax(-1)
 
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,12 +16,17 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence: its parameters, its tokens so far, and its logits."""
+    """One sequence: its parameters, its tokens so far, and its logits.
+
+    Attributes:
+        allowed: the tokens of its grammar's mask; None: it has no grammar.
+    """
 
     params: SamplingParams
     prompt: list[int]
     output: list[int]
     logits: npt.NDArray[np.float32]
+    allowed: frozenset[int] | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -36,6 +41,13 @@ def uniform(seed: int, position: int) -> float:
 
 def changed_logits(row: Row, eos_token_ids: list[int]) -> FloatArray:
     """Logits after everything that also counts for greedy decoding."""
+    logits = _penalized_logits(row, eos_token_ids)
+    if row.allowed is not None:
+        logits[[i for i in range(logits.size) if i not in row.allowed]] = -np.inf
+    return logits
+
+
+def _penalized_logits(row: Row, eos_token_ids: list[int]) -> FloatArray:
     params, logits = row.params, row.logits.astype(np.float64)
     for token_id, bias in (params.logit_bias or {}).items():
         if token_id < logits.size:

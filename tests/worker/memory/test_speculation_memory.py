@@ -81,7 +81,7 @@ class Meter:
 
         monkeypatch.setattr(model, "forward", counted_forward)
         monkeypatch.setattr(
-            model, "compute_logits", lambda hidden: self.count(compute_logits(hidden))
+            model, "compute_logits", lambda *args: self.count(compute_logits(*args))
         )
         for name, answer in {
             "synchronize": lambda *_: None,

@@ -17,6 +17,7 @@ from taco_worker.sampling.logprobs import LogprobTable
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
 from taco_worker.sampling.slot_params import SlotSamplingParams
+from taco_worker.sampling.token_masks import TokenMasks, mask_of
 from taco_worker.sampling.torch_ops import TorchSampling
 
 EOS_TOKEN_IDS = [1, 2]
@@ -38,7 +39,7 @@ def sample(ops: SamplingOps, rows: list[Row], slots: list[int] | None = None) ->
     # Entries past a sequence's end must not matter.
     token_ids = torch.randint(0, vocab_size, (max(slots) + 1, MAX_LEN), dtype=torch.int32)
     for slot, row in zip(slots, rows, strict=True):
-        columns.set_row(slot, row.params)
+        columns.set_row(slot, row.params, has_grammar=row.allowed is not None)
         token_ids[slot, : len(row.tokens)] = torch.tensor(row.tokens, dtype=torch.int32)
     logits = torch.from_numpy(np.stack([row.logits for row in rows]))
     sampled_rows = SampledRows(
@@ -47,8 +48,17 @@ def sample(ops: SamplingOps, rows: list[Row], slots: list[int] | None = None) ->
         num_tokens=np.array([len(row.tokens) for row in rows], dtype=np.int32),
     )
     return Sampler(columns, token_ids, ops, Transfers(token_ids.device)).sample(
-        logits, sampled_rows
+        logits, sampled_rows, masks=masks_of(rows)
     )
+
+
+def masks_of(rows: list[Row]) -> TokenMasks | None:
+    found = [(place, row.allowed) for place, row in enumerate(rows) if row.allowed is not None]
+    if not found:
+        return None
+    bits = [mask_of(sorted(allowed), rows[0].logits.size) for _, allowed in found]
+    places = np.array([place for place, _ in found])
+    return TokenMasks(places, np.stack(bits), np.zeros(places.size, dtype=np.bool_))
 
 
 def chosen(ops: SamplingOps, rows: list[Row], slots: list[int] | None = None) -> list[int]:
@@ -111,6 +121,7 @@ def batches(draw: st.DrawFn) -> list[Row]:
                 prompt=rng.choice(alphabet, draw(st.integers(1, 20))).tolist(),
                 output=rng.choice(alphabet, draw(st.integers(0, 20))).tolist(),
                 logits=logits.astype(np.float32),
+                allowed=draw(st.none() | st.frozensets(st.integers(0, vocab_size - 1))),
             )
         )
     return rows
@@ -172,6 +183,26 @@ def test_a_wide_nucleus_of_a_flat_distribution_reaches_beyond_the_first_candidat
     rows = [Row(SamplingParams(top_p=0.9, seed=seed), [3], [], logits) for seed in range(2000)]
     tokens = chosen(ops, rows)
     assert min(tokens) == pytest.approx(100, abs=3)
+
+
+def test_a_mask_follows_bias_and_penalties_and_leaves_log_probabilities(ops: SamplingOps) -> None:
+    params = SamplingParams(
+        temperature=0, seed=0, logit_bias={7: 50.0, 5: 9.0}, presence_penalty=2.0, logprobs=2
+    )
+    logits = np.zeros(40, dtype=np.float32)
+    logits[[33, 34]] = [9.5, 8.0]
+    allowed = frozenset({5, 33, 34, 39})
+    row = Row(params, [3], [33], logits, allowed)
+    found = sample(ops, [row, Row(params, [3], [33], logits)])
+    assert found.token_ids.tolist() == [5, 7]
+    assert found.logprobs is not None
+    table = columns_of(found.logprobs)
+    expected = torch.from_numpy(logits).log_softmax(-1)
+    for token_ids, values, _ in table.rows():
+        assert token_ids[1:] == [33, 34]
+        assert values == pytest.approx(expected[token_ids].tolist(), abs=1e-5)
+    nothing = Row(params, [3], [33], logits, frozenset())
+    assert chosen(ops, [nothing, row]) == [NO_TOKEN, 5]
 
 
 def test_min_tokens_suppresses_end_tokens(ops: SamplingOps) -> None:

@@ -18,6 +18,7 @@ from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
 from taco_worker.sampling.slot_params import SlotSamplingParams
+from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.sampling.torch_ops import TorchSampling
 from taco_worker.sampling.triton_ops import TritonSampling
 
@@ -75,6 +76,15 @@ def test_penalties_keep_no_state_between_steps(ops: TritonSampling) -> None:
 
     for _ in range(2):
         cases.check_penalties(penalize, *cases.make_penalties())
+
+
+def test_masks_ban_what_they_do_not_allow(ops: TritonSampling) -> None:
+    def mask(logits: Tensor, rows: Array, bits: Array) -> None:
+        changed = logits.to(DEVICE)
+        ops.mask(changed, TokenMasks(rows, bits, np.zeros(rows.size, dtype=np.bool_)))
+        logits.copy_(to_host(changed))
+
+    cases.check_masks(mask, VOCAB_SIZE)
 
 
 def test_log_probabilities_are_those_of_torch(ops: TritonSampling) -> None:

@@ -26,7 +26,7 @@ from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.processors.slot_processors import SlotProcessors, StepProcessors
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
-from taco_worker.sampling.sampler import SampledRows, Sampler
+from taco_worker.sampling.sampler import CHANGES_LOGITS, SampledRows, Sampler
 from taco_worker.sampling.slot_params import NO_LOGPROBS, Array, Feature
 from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.sampling.typical_acceptance import TypicalAcceptance, draft_candidates
@@ -37,8 +37,8 @@ from taco_worker.speculation.speculator import Speculator
 # Maximum number of logits computed at once for prompt log probabilities: 64 MiB.
 _MAX_PROMPT_LOGITS = 2**24
 
-# Features that leave the logits unchanged: such a sequence takes the most likely token.
-_LEAVES_LOGITS = Feature.LOGPROBS | Feature.PROMPT_LOGPROBS
+# A sequence with no other feature takes the most likely token, of its mask if it has a grammar.
+_GREEDY = Feature.LOGPROBS | Feature.PROMPT_LOGPROBS | Feature.GRAMMAR
 
 
 class ModelRunner:
@@ -266,13 +266,18 @@ class ModelRunner:
         if not slots.size:
             return torch.empty(0, dtype=torch.int64, device=self._transfers.device), None
         features, num_top = batch.sampling.features[slots], batch.sampling.logprobs[slots]
-        if not (features & ~_LEAVES_LOGITS).any() and num_top.max() <= 0:
-            return self._most_likely(hidden, num_top)
+        # Log probabilities are those of all tokens.
+        most_logprobs = 0 if masks is None else NO_LOGPROBS
+        if not (features & ~_GREEDY).any() and num_top.max() <= most_logprobs:
+            return self._most_likely(hidden, num_top, masks)
         candidates = None
         if rows.trees is not None:
             candidates = draft_candidates(rows.trees, rows.is_sampled)
+        early_masks = None  # the model may skip what they ban
+        if num_top.max() == NO_LOGPROBS and not (features & CHANGES_LOGITS).any():
+            early_masks, masks = masks, None
         sampled = self._sampler.sample(
-            self._model.compute_logits(hidden),
+            self._model.compute_logits(hidden, early_masks),
             SampledRows(
                 slots=slots,
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
@@ -284,14 +289,16 @@ class ModelRunner:
         )
         return sampled.token_ids, sampled.logprobs
 
-    def _most_likely(self, hidden: Tensor, num_top: Array) -> tuple[Tensor, LogprobTable | None]:
+    def _most_likely(
+        self, hidden: Tensor, num_top: Array, masks: TokenMasks | None
+    ) -> tuple[Tensor, LogprobTable | None]:
         """Sample greedily without keeping logits, for rows that need their own token's logprob.
 
         Args:
-            num_top: as in `LogprobTable`, at most 0.
+            num_top: as in `LogprobTable`, at most 0; with masks no row has log probabilities.
         """
         if num_top.max() == NO_LOGPROBS:
-            return self._model.most_likely(hidden), None
+            return self._model.most_likely(hidden, masks), None
         token_ids, logprobs = self._model.most_likely_logprobs(hidden)
         chosen, values = token_ids.long().clamp(min=0), logprobs
         if num_top.min() == NO_LOGPROBS:

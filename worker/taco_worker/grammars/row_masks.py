@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_LIMIT_REASONS = ("ParserTooComplex", "LexerTooComplex")
+# How the library's message of an exceeded limit begins; its stop reason does not tell.
+_LIMIT_ERRORS = ("parser error: ", "lexer error: ")
 _NO_TOKEN = (
     "no token of the model's vocabulary continues the text as the grammar of this request demands"
 )
@@ -119,7 +120,7 @@ class RowMasks:
 
     @classmethod
     def _failed(cls, matcher: LLMatcher, bits: Array, eos_mask: Array) -> RowMasks:
-        is_limit = matcher.stop_reason() in _LIMIT_REASONS
+        is_limit = matcher.get_error().startswith(_LIMIT_ERRORS)
         bits[:] = eos_mask
         return cls(
             bits,

@@ -15,6 +15,7 @@ from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.sampling.token_masks import TokenMasks, num_words
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
 from taco_worker.speculation.drafter import ComputedTokens, Drafter
 
@@ -107,6 +108,9 @@ def _sample_with_all_options(
             ngram_size=column(2, np.int32),
         ),
     )
+    all_tokens = np.full((count, num_words(logits.shape[1])), -1, dtype=np.int32)
+    no_row = np.zeros(count, dtype=np.bool_)
+    model.sampling.mask(logits, TokenMasks(np.arange(count), all_tokens, no_row))
     metadata = SamplingMetadata(
         temperature=column(1.0, np.float32),
         min_p=column(0.01, np.float32),

@@ -16,6 +16,7 @@ from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.weight_loading import WeightSink
 from taco_worker.sampling.ops import SamplingOps
+from taco_worker.sampling.token_masks import TokenMasks
 
 SlotArray = npt.NDArray[np.int64]
 
@@ -202,12 +203,17 @@ class StepModel(Protocol):
         """
         ...
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[num_rows, hidden_size] to float32 [num_rows, vocab_size]; the caller may change it."""
+    def compute_logits(self, hidden: Tensor, masks: TokenMasks | None = None) -> Tensor:
+        """[num_rows, hidden_size] to float32 [num_rows, vocab_size]; the caller may change it.
+
+        Args:
+            masks: the logits of tokens that a row's mask does not allow are -inf. A model may skip
+                what only those need.
+        """
         ...
 
-    def most_likely(self, hidden: Tensor) -> Tensor:
-        """[num_rows, hidden_size] to int64 [num_rows], as `compute_logits(hidden).argmax(-1)`.
+    def most_likely(self, hidden: Tensor, masks: TokenMasks | None = None) -> Tensor:
+        """[num_rows, hidden_size] to int64 [num_rows], the argmax of `compute_logits`.
 
         NO_TOKEN if the greatest logit is not finite.
         """

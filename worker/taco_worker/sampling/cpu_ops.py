@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu import sampling
+from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_worker.sampling.ops import Penalties, SamplingMetadata
 from taco_worker.sampling.slot_params import Array
+from taco_worker.sampling.token_masks import TokenMasks
 
 
 class CpuSampling:
@@ -20,6 +22,10 @@ class CpuSampling:
 
     def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
         sampling.penalize(self._kernels, logits, tokens, penalties)
+
+    def mask(self, logits: Tensor, masks: TokenMasks) -> None:
+        columns = MaskColumns.of(masks.rows, masks.bits, logits.shape[0])
+        sampling.mask_logits(self._kernels, logits, columns)
 
     def gather_logprobs(
         self, logits: Tensor, token_ids: Tensor, num_top: Array

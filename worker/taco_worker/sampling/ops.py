@@ -6,6 +6,7 @@ from torch import Tensor
 
 from taco_kernels.sampling_metadata import Penalties, SamplingMetadata
 from taco_worker.sampling.slot_params import Array
+from taco_worker.sampling.token_masks import TokenMasks
 
 __all__ = ["Penalties", "SamplingMetadata", "SamplingOps"]
 
@@ -24,6 +25,10 @@ class SamplingOps(Protocol):
             tokens: int32 [any, max_len], tokens of sequences; entries outside a sequence's range
                 are ignored.
         """
+        ...
+
+    def mask(self, logits: Tensor, masks: TokenMasks) -> None:
+        """Set the logits of tokens that a row's mask does not allow to -inf, in place."""
         ...
 
     def gather_logprobs(

@@ -12,17 +12,17 @@ from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.ops import Penalties, SamplingMetadata, SamplingOps
 from taco_worker.sampling.random import uniforms
 from taco_worker.sampling.slot_params import READS_TOKENS, Array, Feature, SlotSamplingParams
-from taco_worker.sampling.token_masks import TokenMasks, mask_logits
+from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.sampling.torch_penalties import add_logit_bias, allow_tokens, ban_tokens
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
-_CHANGES_LOGITS = (
+# Features that change logits before the masks of grammars.
+CHANGES_LOGITS = (
     READS_TOKENS
     | Feature.LOGIT_BIAS
     | Feature.MIN_TOKENS
     | Feature.ALLOWED_TOKENS
-    | Feature.GRAMMAR
     | Feature.PROCESSORS
 )
 
@@ -93,12 +93,12 @@ class Sampler:
         Args:
             logits: float32 [num_rows, vocab_size]; they are overwritten.
             candidates: drafts that typical acceptance may prefer to a sample.
-            masks: of the rows with a grammar; None: no row has one.
+            masks: of the rows with a grammar; None: no row has one, or the logits are masked.
             process: runs the logits processors of all rows, in place; None: no row has one.
         """
         features = self._columns.features[rows.slots]
         wanted = int(np.bitwise_or.reduce(features, initial=0))
-        changes_logits = bool(wanted & _CHANGES_LOGITS)
+        changes_logits = masks is not None or bool(wanted & CHANGES_LOGITS)
         logprob_rows = np.flatnonzero(features & Feature.LOGPROBS)
         if logprob_rows.size:
             raw_logits = self._pick(logits, logprob_rows)
@@ -155,7 +155,7 @@ class Sampler:
         if process is not None:
             process(logits)
         if masks is not None:
-            mask_logits(logits, *self._transfers.upload(masks.rows, masks.bits))
+            self._ops.mask(logits, masks)
 
     def _ban_bad_words(
         self, logits: Tensor, rows: SampledRows, chosen: Array, num_generated: Array

@@ -43,15 +43,16 @@ def mask_of(token_ids: list[int], vocab_size: int) -> Array:
 
 
 def mask_logits(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Set the logits of tokens that a mask does not allow to -inf.
+    """Set the logits of tokens that a mask does not allow to -inf: the reference of the kernels.
 
     Args:
         logits: float32 [num_rows, vocab_size], changed in place.
         rows: int64 [num_masks], each row at most once.
         bits: int32 [num_masks, num_words], as in `TokenMasks`.
     """
-    shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=bits.device)
-    is_banned = (bits.unsqueeze(2) >> shifts & 1 == 0).flatten(1)[:, : logits.shape[1]]
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    is_allowed = bits.view(torch.uint8).unsqueeze(2) >> shifts & 1
+    is_banned = (is_allowed == 0).flatten(1)[:, : logits.shape[1]]
     if rows.shape[0] == logits.shape[0]:
         logits.masked_fill_(is_banned, -math.inf)
     else:

@@ -7,6 +7,7 @@ from torch import Tensor
 from taco_kernels.sampling_metadata import NO_TOKEN
 from taco_worker.sampling.ops import Penalties, SamplingMetadata
 from taco_worker.sampling.slot_params import Array
+from taco_worker.sampling.token_masks import TokenMasks, mask_logits
 from taco_worker.sampling.top_k_top_p import Filters, RowValues, draw_tokens
 from taco_worker.sampling.torch_penalties import (
     apply_count_penalties,
@@ -61,6 +62,9 @@ class TorchSampling:
                 upload(penalties.lengths, chosen),
                 upload(penalties.ngram_size, chosen),
             )
+
+    def mask(self, logits: Tensor, masks: TokenMasks) -> None:
+        mask_logits(logits, _upload(masks.rows, logits), _upload(masks.bits, logits))
 
     def gather_logprobs(
         self, logits: Tensor, token_ids: Tensor, num_top: Array

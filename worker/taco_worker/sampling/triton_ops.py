@@ -7,10 +7,12 @@ from torch import Tensor
 
 from taco_kernels.sampling_metadata import Penalties, SamplingMetadata
 from taco_kernels.triton.logprobs import gather_logprobs
+from taco_kernels.triton.mask import mask_logits
 from taco_kernels.triton.penalize import PenaltyColumns, penalize, penalty_scratch
 from taco_kernels.triton.sample import DeviceSamplingMetadata, most_likely_tokens, sample_tokens
 from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.slot_params import Array
+from taco_worker.sampling.token_masks import TokenMasks
 
 
 class TritonSampling:
@@ -38,6 +40,9 @@ class TritonSampling:
             *(getattr(penalties, name) for name in PenaltyColumns._fields)
         )
         penalize(logits, tokens, PenaltyColumns(*columns), self._scratch)
+
+    def mask(self, logits: Tensor, masks: TokenMasks) -> None:
+        mask_logits(logits, *self._transfers.upload(masks.rows, masks.bits))
 
     def gather_logprobs(
         self, logits: Tensor, token_ids: Tensor, num_top: Array

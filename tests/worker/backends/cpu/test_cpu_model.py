@@ -16,6 +16,7 @@ from support.cpu_kernels import EMULATED, NATIVE
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.step_model import StepModel
+from taco_worker.sampling.token_masks import TokenMasks, mask_of, num_words
 
 ARCHITECTURES: dict[str, dict[str, object]] = {
     # No size is a multiple of sixteen, so every kind of padding occurs.
@@ -117,3 +118,27 @@ def test_most_likely_tokens_match_the_logits(checkpoint: Path, isa: str) -> None
     num_top = np.zeros(70, dtype=np.int32)
     _, wanted, _ = model.sampling.gather_logprobs(model.compute_logits(hidden), expected, num_top)
     assert torch.equal(logprobs, wanted[:, 0])
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 100])
+@pytest.mark.parametrize("share", [0.002, 0.05, 0.6])
+def test_masks_ban_tokens_whatever_is_skipped(
+    checkpoint: Path, isa: str, num_rows: int, share: float
+) -> None:
+    """Alone a row's narrow mask skips blocks, beside a row without a mask it does not."""
+    model = load(checkpoint, isa, "bfloat16")
+    PagedRunner(model)
+    vocab_size = model.plan.vocab_size
+    hidden = torch.randn(num_rows, model.plan.hidden_size)
+    is_allowed = torch.rand(num_rows, vocab_size) < share
+    is_allowed[:, 77] = True
+    for rows in (np.arange(num_rows), np.arange(1, num_rows, 2)):
+        bits = [mask_of(is_allowed[row].nonzero()[:, 0].tolist(), vocab_size) for row in rows]
+        shape = (rows.size, num_words(vocab_size))
+        masks = TokenMasks(
+            rows, np.array(bits, dtype=np.int32).reshape(shape), np.zeros(rows.size, dtype=np.bool_)
+        )
+        expected = model.compute_logits(hidden)
+        expected[rows] = expected[rows].masked_fill(~is_allowed[rows], -torch.inf)
+        assert torch.equal(model.compute_logits(hidden, masks), expected)
+        assert torch.equal(model.most_likely(hidden, masks).long(), expected.argmax(-1))

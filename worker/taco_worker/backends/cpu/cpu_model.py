@@ -7,6 +7,7 @@ from torch import Tensor
 
 from taco_kernels.cpu.kv_cache import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
 from taco_kernels.cpu.program import ProgramRunner
+from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_proto.steps import IntArray
 from taco_worker.backends.cpu.assembly import Assembly
@@ -23,6 +24,7 @@ from taco_worker.models.step_model import (
 )
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.ops import SamplingOps
+from taco_worker.sampling.token_masks import TokenMasks
 
 # Maximum number of paths in a step's trees beyond the first ones, and of tokens in a path: enough
 # for trees of 64 nodes. The operating system allocates their spare blocks at first use.
@@ -142,11 +144,11 @@ class CpuModel:
     def append_kv(self, sources: SlotArray, targets: SlotArray) -> None:
         append_kv(self._kernels, self._ready().cache, SlotCopies(sources, targets))
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self._ready().compute_logits(hidden)
+    def compute_logits(self, hidden: Tensor, masks: TokenMasks | None = None) -> Tensor:
+        return self._ready().compute_logits(hidden, _columns(masks, hidden.shape[0]))
 
-    def most_likely(self, hidden: Tensor) -> Tensor:
-        return self._ready().most_likely(hidden)
+    def most_likely(self, hidden: Tensor, masks: TokenMasks | None = None) -> Tensor:
+        return self._ready().most_likely(hidden, _columns(masks, hidden.shape[0]))
 
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return self._ready().most_likely_logprobs(hidden)
@@ -170,6 +172,10 @@ class CpuModel:
         if self._runner is None:
             raise RuntimeError("the KV cache has not been allocated")
         return self._runner
+
+
+def _columns(masks: TokenMasks | None, num_rows: int) -> MaskColumns | None:
+    return None if masks is None else MaskColumns.of(masks.rows, masks.bits, num_rows)
 
 
 def _num_spares(block_size: int) -> int:

@@ -24,6 +24,7 @@ from taco_worker.models.step_model import (
     check_kept_layers,
 )
 from taco_worker.sampling.ops import SamplingMetadata, SamplingOps
+from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.sampling.torch_ops import most_likely
 
 # Masked attention: as many paths as there are tokens.
@@ -119,11 +120,17 @@ class TorchModel:
     def append_kv(self, sources: SlotArray, targets: SlotArray) -> None:
         self._cache().copy_tokens(*self._transfers.upload(sources, targets))
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.network.compute_logits(hidden)
+    def compute_logits(self, hidden: Tensor, masks: TokenMasks | None = None) -> Tensor:
+        logits = self.network.compute_logits(hidden)
+        if masks is not None:
+            self.sampling.mask(logits, masks)
+        return logits
 
-    def most_likely(self, hidden: Tensor) -> Tensor:
-        return most_likely(self.network.project(hidden))
+    def most_likely(self, hidden: Tensor, masks: TokenMasks | None = None) -> Tensor:
+        if masks is None:
+            return most_likely(self.network.project(hidden))
+        logits = self.compute_logits(hidden, masks)
+        return self.sampling.sample(logits, SamplingMetadata.greedy(hidden.shape[0]))
 
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         logits, count = self.compute_logits(hidden), hidden.shape[0]
