@@ -8,6 +8,7 @@ from taco_proto.config import MAX_SPECULATIVE_TOKENS, SchedulerConfig
 from taco_proto.drafts import DrafterInfo
 from taco_proto.errors import ConfigurationError
 from taco_proto.log_text import MAX_MODEL_CHARS, one_line
+from taco_proto.logits_processors import MAX_PROCESSOR_NAME_CHARS
 from taco_proto.logprob_limits import excess
 from taco_proto.requests import MAX_PIN_SECONDS, MAX_PINS, GenerateRequest
 from taco_proto.sampling_params import SamplingParams
@@ -90,6 +91,12 @@ def check_worker(info: WorkerInfo) -> None:
     ):
         if count > MAX_ENTRIES:
             raise InvalidWorkerError(f"{name} must have at most {MAX_ENTRIES} entries, got {count}")
+    for name in info.logits_processors:
+        if not name.isprintable() or len(name) > MAX_PROCESSOR_NAME_CHARS:
+            raise InvalidWorkerError(
+                f"a logits processor's name must be at most {MAX_PROCESSOR_NAME_CHARS} printable "
+                f"characters, got {one_line(name, 100)}"
+            )
     ranges = {
         "block_size": (1, 2**16),
         "num_blocks": (1, MAX_BLOCKS),
