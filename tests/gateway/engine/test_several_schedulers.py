@@ -72,7 +72,10 @@ def num_requests(service: SchedulerService) -> int:
 async def test_requests_go_to_all_and_stats_are_those_of_all(
     addresses: list[str], client: SchedulerClient
 ) -> None:
-    workers = [GatedWorker(), GatedWorker(max_model_len=100)]
+    workers = [
+        GatedWorker(logits_processors=("a:B", "a:C", "a:D")),
+        GatedWorker(max_model_len=100, logits_processors=("a:D", "a:B")),
+    ]
     async with scheduler(addresses[0], workers[0]) as a, scheduler(addresses[1], workers[1]) as b:
         await until_usable(client, 2)
         asked = [request([20 + number, 4, 5], seed=number) for number in range(8)]
@@ -82,6 +85,7 @@ async def test_requests_go_to_all_and_stats_are_those_of_all(
         info, stats = client.model_info(), await client.stats()
         assert info is not None
         assert (info.max_model_len, info.num_blocks, stats.num_blocks) == (128, 128, 128)
+        assert set(info.logits_processors) == {"a:B", "a:D"}
         assert stats.prometheus.count(b"# TYPE taco:workers gauge") == 1
         for worker in workers:
             worker.allow(1000)
