@@ -59,6 +59,9 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "empty range": {"guided_json": {"type": "integer", "minimum": 5, "maximum": 4}},
     "empty length": {"guided_json": {"type": "string", "minLength": 3, "maxLength": 2}},
     "text that ends nowhere": {"guided_grammar": 'start: "a" end\nend: /[^\\s\\S]/'},
+    "endless object": {
+        "guided_json": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    },
     # size
     "large enum": {"guided_json": {"enum": ENUM}},
     "large enum as text": {"guided_json": json.dumps({"enum": ENUM})},

@@ -7,6 +7,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from taco_gateway.text.grammar.canonical import ConstraintError, parse_schema, subschemas
+from taco_gateway.text.grammar.endless_schemas import is_endless
 
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _OVERLAP = "oneOf constraints are not supported"
@@ -51,6 +52,8 @@ def check_grammar(kind: str, value: Any, text: str) -> None:
     matcher.compute_bitmask()
     if matcher.is_error():
         raise ConstraintError("no text matches it" if kind != "json" else "no value is valid")
+    if kind == "json" and is_endless(parse_schema(value)):
+        raise ConstraintError("no value is valid: each would be infinitely deep")
 
 
 def _explained(kind: str, value: Any, error: str) -> str:
