@@ -8,7 +8,7 @@ from taco_gateway.protocol.cache_control import check_num_marks
 from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
 from taco_gateway.protocol.conversation import Conversation
 from taco_gateway.protocol.generation_request import GenerationRequest
-from taco_gateway.protocol.tools import ToolFields
+from taco_gateway.protocol.tools import CallFields
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import ALL_TOKENS
@@ -16,7 +16,7 @@ from taco_proto.sampling_params import ALL_TOKENS
 MAX_EFFORT_CHARS = 64
 
 
-class ChatCompletionRequest(Conversation, ToolFields, GenerationRequest):
+class ChatCompletionRequest(Conversation, CallFields, GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=ALL_TOKENS)
     echo: bool = False

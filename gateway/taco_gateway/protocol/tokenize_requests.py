@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
 from taco_gateway.protocol.conversation import Conversation
 from taco_gateway.protocol.token_ids import MAX_TOKEN_ID, are_in_range, is_token_ids
+from taco_gateway.protocol.tools import ToolFields
 from taco_gateway.protocol.unsupported_fields import PROMPT_FIELDS, check_other_fields
 
 
@@ -34,7 +35,7 @@ class TokenizeTextRequest(_TokenizerRequest):
     return_token_strs: bool = False
 
 
-class TokenizeChatRequest(Conversation, _TokenizerRequest):
+class TokenizeChatRequest(ToolFields, Conversation, _TokenizerRequest):
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None

@@ -41,7 +41,6 @@ class ToolFields(BaseModel):
 
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Any = Field(default=None, description="`none` or `auto`")
-    parallel_tool_calls: bool = True
     functions: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
     function_call: Any = Field(default=None, description="`none` or `auto`")
 
@@ -107,11 +106,6 @@ class ToolFields(BaseModel):
         return [] if choice == "none" else self._given_tools()
 
     @property
-    def max_calls(self) -> int | None:
-        """Number of calls that end the answer; None: no limit."""
-        return None if self.parallel_tool_calls and not self.functions else 1
-
-    @property
     def tool_schemas(self) -> dict[str, Any]:
         """The JSON schema of the parameters of each offered tool, by name."""
         functions = [tool["function"] for tool in self.offered_tools]
@@ -121,6 +115,17 @@ class ToolFields(BaseModel):
         if self.functions:
             return [{"type": "function", "function": function} for function in self.functions]
         return self.tools or []
+
+
+class CallFields(ToolFields):
+    """The functions of a request, and how many calls its answer may have."""
+
+    parallel_tool_calls: bool = True
+
+    @property
+    def max_calls(self) -> int | None:
+        """Number of calls that end the answer; None: no limit."""
+        return None if self.parallel_tool_calls and not self.functions else 1
 
 
 def _checked(tool: dict[str, Any], place: str, param: str) -> str:

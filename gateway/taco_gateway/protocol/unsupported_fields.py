@@ -52,7 +52,7 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
 }
 
 # Rejected fields that change the prompt of a conversation.
-PROMPT_FIELDS = frozenset({"tools", "mm_processor_kwargs"})
+PROMPT_FIELDS = frozenset({"mm_processor_kwargs"})
 
 # Ignored fields, and why they change no answer.
 ACCEPTED: Mapping[str, str] = {

@@ -29,6 +29,7 @@ async def tokenize(request: Request) -> TokenizeResponse:
             chat_template=wanted.chat_template,
             template_kwargs=wanted.chat_template_kwargs,
             documents=wanted.documents or (),
+            tools=wanted.offered_tools,
         )
     else:
         token_ids = await gateway.engine.encode(
