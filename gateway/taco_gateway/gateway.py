@@ -86,6 +86,8 @@ class Gateway:
             tokenizer,
             config.tool_call_parser if config.enable_auto_tool_choice else None,
             config.reasoning_parser,
+            tool_plugin=config.tool_parser_plugin,
+            reasoning_plugin=config.reasoning_parser_plugin,
         )
         self.bodies = BodyPool()
         self.metrics = GatewayMetrics(config.model.served_name, config.tls)

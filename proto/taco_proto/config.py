@@ -325,7 +325,9 @@ class GatewayConfig:
         trust_request_chat_template: requests may have their own template.
         enable_auto_tool_choice: chat requests may have tools; needs `tool_call_parser`.
         tool_call_parser: format of the model's tool calls; None: calls are not parsed.
+        tool_parser_plugin: file or module with further formats of tool calls.
         reasoning_parser: format of the model's reasoning; None: it is content.
+        reasoning_parser_plugin: file or module with further formats of reasoning.
         logits_processor_pattern: regular expression of the loaded logits processors that run only
             for requests that name them; None: all run for every request.
         max_connections: concurrent HTTP connections; one more gets a 503. The limit on file
@@ -356,7 +358,9 @@ class GatewayConfig:
     trust_request_chat_template: bool = False
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
+    tool_parser_plugin: str | None = None
     reasoning_parser: str | None = None
+    reasoning_parser_plugin: str | None = None
     logits_processor_pattern: str | None = None
     response_role: str = "assistant"
     return_tokens_as_token_ids: bool = False

@@ -9,6 +9,7 @@ from pathlib import Path
 from taco_llm.api_keys import API_KEY_VARIABLE, VLLM_API_KEY_VARIABLE, keys_of
 from taco_llm.args.admin_args import check_admin_listen
 from taco_llm.args.flags import GATEWAY, flag, strings
+from taco_llm.args.parser_args import ParserArgs
 from taco_proto.config import GatewayConfig, ModelConfig, RedisConfig
 from taco_proto.errors import ConfigurationError
 
@@ -16,7 +17,7 @@ _GATEWAY = (GATEWAY,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayArgs:
+class GatewayArgs(ParserArgs):
     """Arguments of the HTTP and gRPC front end.
 
     Raises:
@@ -125,26 +126,6 @@ class GatewayArgs:
         _GATEWAY,
         default=False,
         is_advanced=True,
-    )
-    enable_auto_tool_choice: bool = flag(
-        "Let the model decide whether it calls a tool of a chat request. Needs --tool-call-parser.",
-        _GATEWAY,
-        default=False,
-    )
-    tool_call_parser: str | None = flag(
-        "Format in which the model writes tool calls: hermes, mistral, llama3_json, deepseek_v3, "
-        "qwen3_coder, internlm, granite or jamba. Use it with --enable-auto-tool-choice. See "
-        "docs/tools.md.",
-        _GATEWAY,
-        default=None,
-        metavar="NAME",
-    )
-    reasoning_parser: str | None = flag(
-        "Format in which the model writes its reasoning: deepseek_r1, qwen3, granite or mistral. "
-        "Default: reasoning is part of the content.",
-        _GATEWAY,
-        default=None,
-        metavar="NAME",
     )
     logits_processor_pattern: str | None = flag(
         "Regular expression of the loaded logits processors that requests may name. A processor "
@@ -280,10 +261,7 @@ class GatewayArgs:
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         self._check_ports()
-        if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            raise ConfigurationError(
-                "enable_auto_tool_choice needs tool_call_parser, the format of the model's calls"
-            )
+        self._check_parsers()
         for name in ("queue_timeout", "drain_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -376,7 +354,9 @@ class GatewayArgs:
             trust_request_chat_template=self.trust_request_chat_template,
             enable_auto_tool_choice=self.enable_auto_tool_choice,
             tool_call_parser=self.tool_call_parser,
+            tool_parser_plugin=self.tool_parser_plugin,
             reasoning_parser=self.reasoning_parser,
+            reasoning_parser_plugin=self.reasoning_parser_plugin,
             logits_processor_pattern=self.logits_processor_pattern,
             response_role=self.response_role,
             return_tokens_as_token_ids=self.return_tokens_as_token_ids,

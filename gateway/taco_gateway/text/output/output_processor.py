@@ -212,8 +212,9 @@ class OutputProcessor:
         return kept
 
     def _finish_parsing(self, parser: ResponseParser, output: TextUpdate) -> None:
-        if parser.is_over and output.finish_reason is None:
-            output.finish_reason = "stop"
+        if parser.is_over and not self.hit_stop_string:
+            # Whatever ended the sequence came later: a token behind it or the limit of tokens.
+            output.finish_reason, output.stop_reason = "stop", None
         if output.finish_reason is not None:
             parser.finish()
             if output.finish_reason == "stop" and parser.num_whole_calls:

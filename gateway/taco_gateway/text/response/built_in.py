@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from taco_gateway.text.response.formats import (
     JsonCall,
     NamedCall,
+    PythonCall,
     ReasoningFormat,
     TaggedCall,
     ToolFormat,
@@ -25,6 +26,14 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     ),
     "llama3_json": ToolFormat(
         opens=("<|python_tag|>",), starts_answer=True, separator=";", json_call=JsonCall()
+    ),
+    "pythonic": ToolFormat(
+        opens=("<|python_start|>",),
+        closes=("<|python_end|>",),
+        starts_answer=True,
+        has_list=True,
+        separator=",",
+        python_call=PythonCall(),
     ),
     "deepseek_v3": ToolFormat(
         opens=("<｜tool▁calls▁begin｜>",),

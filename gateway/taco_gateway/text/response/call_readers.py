@@ -70,7 +70,6 @@ class NamedCallReader:
         self._before = Texts((encode(form.before),) if form.before else ())
         self._stops = tuple(map(encode, form.name_ends))
         self._ends = Texts(self._stops)
-        self._between = {encode(text) for text in form.between}
         self._call_id = encode("[CALL_ID]")
         self._after = Texts(tuple(map(encode, form.after)))
 
@@ -103,24 +102,24 @@ class TaggedCallReader:
         schemas: the JSON schema of the parameters of each tool, by name.
     """
 
-    def __init__(self, form: TaggedCall, schemas: Mapping[str, Any]) -> None:
+    def __init__(self, form: TaggedCall, encode: Encode, schemas: Mapping[str, Any]) -> None:
+        self._form = form
         self._schemas = schemas
-        self._name_opens = Texts((form.name_opens,))
-        self._name_closes = Texts((form.name_closes,))
-        self._key_or_end = Texts((form.key_opens, form.call_closes))
-        self._call_closes = form.call_closes
-        self._key_closes = Texts((form.key_closes,))
-        self._value_closes = Texts((form.value_closes,))
+        self._name_opens = Texts((encode(form.name_opens),) if form.name_opens else ())
+        self._name_closes = Texts((encode(form.name_closes),))
+        self._call_closes = encode(form.call_closes)
+        self._key_or_end = Texts((encode(form.key_opens), self._call_closes))
+        self._key_closes = Texts((encode(form.key_closes),))
+        self._value_closes = Texts((encode(form.value_closes),))
 
     def read(self, cursor: Cursor, sink: CallSink) -> Generator[None, None, None]:
-        if not (yield from cursor.take(self._name_opens)):
+        if self._name_opens.texts and not (yield from cursor.take(self._name_opens)):
             raise NotACallError
         name = yield from self._name(cursor)
         sink.open(name)
         opening = "{"
         while True:
-            yield from cursor.spaces()
-            tag = yield from cursor.take(self._key_or_end)
+            tag = yield from cursor.until(self._key_or_end, _drop)
             if not tag:
                 raise NotACallError
             if tag == self._call_closes:
@@ -129,12 +128,20 @@ class TaggedCallReader:
             parts: list[str] = []
             if not (yield from cursor.until(self._value_closes, parts.append)):
                 raise NotACallError
-            text = "".join(parts).removeprefix("\n").removesuffix("\n")
-            value = typed_value(text, value_types(self._schemas.get(name), key))
+            value = self._value("".join(parts), value_types(self._schemas.get(name), key))
             written = json.dumps(value, ensure_ascii=False)
             sink.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {written}")
             opening = ", "
         sink.arguments("{}" if opening == "{" else "}")
+
+    def _value(self, text: str, types: tuple[str, ...]) -> Any:
+        if self._form.trims_values:
+            text = text.strip()
+        else:
+            text = text.removeprefix("\n").removesuffix("\n")
+        if not types and self._form.guesses_types:
+            types = ("object", "array", "number", "boolean", "null")
+        return typed_value(text, types)
 
     def _name(self, cursor: Cursor) -> Generator[None, None, str]:
         parts: list[str] = []

@@ -79,6 +79,37 @@ class Cursor:
                 return "".join(parts)
             yield
 
+    def chunk(self) -> Generator[None, None, str]:
+        """Reads all text that has arrived; empty at the end."""
+        yield from self.peek()
+        return self._read(len(self._text))
+
+    def unread(self, text: str) -> None:
+        """Puts text back, to be read next."""
+        self._text, self._position = text + self._text[self._position :], 0
+
+    def chars(self, count: int) -> Generator[None, None, str]:
+        """Reads `count` characters; fewer at the end."""
+        while len(self._text) < self._position + count and not self._ended:
+            yield
+        return self._read(min(len(self._text), self._position + count))
+
+    def before(self, stop: re.Pattern[str], sink: Sink) -> Generator[None, None, str]:
+        """Reads up to the next character that matches, and returns that; empty at the end.
+
+        Args:
+            stop: matches single characters.
+            sink: gets the text before it.
+        """
+        while True:
+            found = stop.search(self._text, self._position)
+            self._pass(len(self._text) if found is None else found.start(), sink)
+            if found is not None:
+                return found[0]
+            if self._ended:
+                return ""
+            yield
+
     def take(self, texts: Texts) -> Generator[None, None, str]:
         """Reads one of the texts if it comes next; empty: none of them does."""
         while True:

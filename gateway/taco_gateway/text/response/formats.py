@@ -22,6 +22,10 @@ class ReasoningFormat:
     closes: tuple[str, ...]
     starts_inside: bool = False
 
+    def literals(self) -> tuple[str, ...]:
+        """All texts that may consist of or contain marker tokens."""
+        return (*self.opens, *self.closes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCall:
@@ -55,7 +59,15 @@ class NamedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedCall:
-    """A call as nested tags. The tool's JSON schema gives the types of the values."""
+    """A call as nested tags. The tool's JSON schema gives the types of the values.
+
+    Attributes:
+        name_opens: text before the name; empty: the name follows the marker of the section.
+        name_closes, key_opens, key_closes, value_closes, call_closes: the other tags.
+        trims_values: white space around a value does not belong to it; otherwise one line break on
+            each side does not.
+        guesses_types: a value without a type in the schema is JSON if it can be.
+    """
 
     name_opens: str
     name_closes: str
@@ -63,6 +75,16 @@ class TaggedCall:
     key_closes: str
     value_closes: str
     call_closes: str
+    trims_values: bool = False
+    guesses_types: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonCall:
+    """A call in Python: `name(key=literal, …)`.
+
+    A literal is a string, a number, True, False, None, a list or a dict.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +96,9 @@ class ToolFormat:
         closes: markers that close it. Without any, it ends with its last call.
         starts_answer: calls may also begin the answer, without a marker. Then only the names of the
             request's tools make a call.
-        has_list: the section may be a JSON list of calls.
+        has_list: the section may be a list of calls in brackets.
         separator: text between the calls of a section.
-        json_call, named_call, tagged_call: the forms that a call may have.
+        json_call, named_call, tagged_call, python_call: the forms that a call may have.
         num_id_chars: length of the ids of calls, where the chat template wants one; 0: any.
     """
 
@@ -88,10 +110,21 @@ class ToolFormat:
     json_call: JsonCall | None = None
     named_call: NamedCall | None = None
     tagged_call: TaggedCall | None = None
+    python_call: PythonCall | None = None
     num_id_chars: int = 0
+
+    @property
+    def first_char(self) -> str:
+        """The character with which calls begin that begin the answer."""
+        return "[" if self.has_list else "{"
 
     def literals(self) -> tuple[str, ...]:
         """All texts that may consist of or contain marker tokens."""
         named = self.named_call
-        inside = () if named is None else (named.before, *named.name_ends, *named.between)
-        return (*self.opens, *self.closes, *inside, *(() if named is None else named.after))
+        inside: tuple[str, ...] = ()
+        if named is not None:
+            inside += (named.before, *named.name_ends, *named.between, *named.after)
+        if tagged := self.tagged_call:
+            inside += (tagged.name_opens, tagged.name_closes, tagged.call_closes)
+            inside += (tagged.key_opens, tagged.key_closes, tagged.value_closes)
+        return (*self.opens, *self.closes, *inside)

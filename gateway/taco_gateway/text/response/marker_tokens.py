@@ -41,6 +41,7 @@ class MarkerTokens:
             ord(symbol): "" if added_tokens[text] in hidden_ids else text
             for text, symbol in self._symbols.items()
         }
+        self._spellings = {ord(symbol): text for text, symbol in self._symbols.items()}
         self.by_id = {
             added_tokens[text]: (symbol, self._texts[ord(symbol)])
             for text, symbol in self._symbols.items()
@@ -55,6 +56,10 @@ class MarkerTokens:
     def decoded(self, text: str) -> str:
         """Text of the answer, with the texts of its marker tokens."""
         return text if text.isascii() else text.translate(self._texts)
+
+    def spelled(self, text: str) -> str:
+        """Text of the answer, with the spelling of each marker token, also of a hidden one."""
+        return text if text.isascii() else text.translate(self._spellings)
 
 
 def _may_be_marker(text: str) -> bool:

@@ -1,16 +1,20 @@
 """The formats of the served model, and the parser options of its requests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from taco_gateway.text.response.built_in import REASONING_FORMATS, TOOL_FORMATS
 from taco_gateway.text.response.formats import ReasoningFormat
 from taco_gateway.text.response.marker_tokens import MarkerTokens
+from taco_gateway.text.response.plugins import Reasoning, Tools, load_reasoning, load_tools
 from taco_gateway.text.response.response_parser import ParserOptions
+from taco_gateway.text.response.response_template import reasoning_format, tool_format
+from taco_gateway.text.response.template_patterns import TemplateError
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError
 
 Format = TypeVar("Format")
+AUTO = "auto"
 _PROMPT_TAIL = 16  # tokens at the end of a prompt that may hold a marker
 
 
@@ -19,18 +23,35 @@ class ResponseFormats:
 
     Args:
         tokenizer: of the model; None: nothing is parsed.
-        tool_parser, reasoning_parser: names of formats; None: no such format.
+        tool_parser, reasoning_parser: names of formats, or `auto` for the checkpoint's own response
+            template; None: no such format.
+        tool_plugin, reasoning_plugin: places of further formats; see `plugins`.
 
     Raises:
-        ConfigurationError: there is no such format.
+        ConfigurationError: there is no such format, or a plug-in or the template cannot be used.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, tool_parser: str | None, reasoning_parser: str | None
+        self,
+        tokenizer: Tokenizer | None,
+        tool_parser: str | None,
+        reasoning_parser: str | None,
+        *,
+        tool_plugin: str | None = None,
+        reasoning_plugin: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._tools = _named("--tool-call-parser", TOOL_FORMATS, tool_parser)
-        self._reasoning = _named("--reasoning-parser", REASONING_FORMATS, reasoning_parser)
+        template = None if tokenizer is None else tokenizer.settings.response_template
+        tools: dict[str, Tools] = {**TOOL_FORMATS}
+        if tool_plugin is not None:
+            tools |= load_tools(tool_plugin)
+        self._tools = _chosen("--tool-call-parser", tools, tool_parser, tool_format, template)
+        reasoning: dict[str, Reasoning] = {**REASONING_FORMATS}
+        if reasoning_plugin is not None:
+            reasoning |= load_reasoning(reasoning_plugin)
+        self._reasoning = _chosen(
+            "--reasoning-parser", reasoning, reasoning_parser, reasoning_format, template
+        )
         self._markers: dict[bool, MarkerTokens] = {}
 
     @property
@@ -55,43 +76,68 @@ class ResponseFormats:
         tools = self._tools if schemas else None
         if self._tokenizer is None or (tools is None and self._reasoning is None):
             return None
+        prompt_end = ""
+        if self._reasoning is not None:
+            tail = list(prompt_token_ids[-_PROMPT_TAIL:])
+            prompt_end = self._tokenizer.decode(tail, skip_special_tokens=False)
         return ParserOptions(
             markers=self._marker_tokens(self._tokenizer, skip_special_tokens),
             reasoning=self._reasoning,
             tools=tools,
             schemas=schemas,
-            starts_inside_reasoning=self._starts_inside(self._tokenizer, prompt_token_ids),
+            starts_inside_reasoning=self._starts_inside(prompt_end.rstrip()),
+            prompt_end=prompt_end,
             max_calls=max_calls,
         )
 
     def _marker_tokens(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> MarkerTokens:
         if skip_special_tokens not in self._markers:
-            literals: tuple[str, ...] = ()
-            if self._tools is not None:
-                literals += self._tools.literals()
-            if self._reasoning is not None:
-                literals += self._reasoning.opens + self._reasoning.closes
             hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
             self._markers[skip_special_tokens] = MarkerTokens(
-                tokenizer.added_tokens, hidden, literals
+                tokenizer.added_tokens, hidden, self._literals()
             )
         return self._markers[skip_special_tokens]
 
-    def _starts_inside(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> bool:
-        form: ReasoningFormat | None = self._reasoning
-        if form is None:
+    def _literals(self) -> tuple[str, ...]:
+        literals: tuple[str, ...] = ()
+        for form in (self._tools, self._reasoning):
+            if isinstance(form, type):
+                literals += form.markers
+            elif form is not None:
+                literals += form.literals()
+        return literals
+
+    def _starts_inside(self, prompt_end: str) -> bool:
+        form = self._reasoning
+        if not isinstance(form, ReasoningFormat) or prompt_end.endswith(form.closes):
             return False
-        ending = tokenizer.decode(
-            list(prompt_token_ids[-_PROMPT_TAIL:]), skip_special_tokens=False
-        ).rstrip()
-        if ending.endswith(form.closes):
-            return False
-        return form.starts_inside or ending.endswith(form.opens)
+        return form.starts_inside or prompt_end.endswith(form.opens)
 
 
-def _named(flag: str, formats: Mapping[str, Format], name: str | None) -> Format | None:
+def _chosen(
+    flag: str,
+    formats: Mapping[str, Format],
+    name: str | None,
+    from_template: Callable[[Mapping[str, Any]], Format],
+    template: Mapping[str, Any] | None,
+) -> Format | None:
     if name is None:
         return None
+    if name == AUTO:
+        if template is None:
+            raise ConfigurationError(
+                f"{flag} auto: the checkpoint has no response_template in tokenizer_config.json; "
+                f"choose one of {', '.join(formats)}"
+            )
+        try:
+            return from_template(template)
+        except TemplateError as error:
+            raise ConfigurationError(
+                f"{flag} auto: the checkpoint's response_template cannot be used: {error}; choose "
+                f"one of {', '.join(formats)}, or write a plug-in (docs/tools.md)"
+            ) from None
     if name not in formats:
-        raise ConfigurationError(f"{flag} {name}: unknown; choose one of {', '.join(formats)}")
+        raise ConfigurationError(
+            f"{flag} {name}: unknown; choose one of auto, {', '.join(formats)}"
+        )
     return formats[name]

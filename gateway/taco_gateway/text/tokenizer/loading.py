@@ -98,6 +98,7 @@ def _own_settings(directory: Path, settings: dict[str, Any]) -> TokenizerSetting
         bos_token=content(settings.get("bos_token")),
         eos_token=content(settings.get("eos_token")),
         chat_template=_chat_template(directory, settings),
+        response_template=settings.get("response_template"),
     )
 
 
@@ -257,6 +258,7 @@ def from_transformers(
             bos_token=loaded.bos_token,
             eos_token=loaded.eos_token,
             chat_template=template if isinstance(template, str) else None,
+            response_template=getattr(loaded, "response_template", None),
         )
     if loaded.is_fast:
         return FastTokenizer(loaded.backend_tokenizer, settings)
@@ -278,6 +280,7 @@ def _load_with_transformers(directory: Path, mode: str, settings: TokenizerSetti
         bos_token=settings.bos_token or loaded.bos_token,
         eos_token=settings.eos_token or loaded.eos_token,
         chat_template=settings.chat_template,
+        response_template=settings.response_template,
     )
     if not loaded.is_fast:
         return SlowTokenizer(loaded, settings)

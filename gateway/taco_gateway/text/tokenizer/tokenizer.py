@@ -2,10 +2,10 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
@@ -31,11 +31,13 @@ class TokenizerSettings:
     Attributes:
         bos_token, eos_token: their text; None: the model has no such token.
         chat_template: Jinja source of the checkpoint; None: it has no template.
+        response_template: Hugging Face's description of the answers; None: it has none.
     """
 
     bos_token: str | None = None
     eos_token: str | None = None
     chat_template: str | None = None
+    response_template: Mapping[str, Any] | None = None
 
 
 _LONG_DECODE = 4096  # tokens
