@@ -18,8 +18,15 @@ def make_app(tokenizer: Tokenizer) -> Iterator[AppMaker]:
     """Makes applications over a scripted engine; their template processes end with the test."""
     apps: list[App] = []
 
-    def make(script: Script, *, with_tokenizer: bool = True, **config: Any) -> App:
-        apps.append(build_app(script, tokenizer if with_tokenizer else None, **config))
+    def make(
+        script: Script,
+        *,
+        with_tokenizer: bool = True,
+        own_tokenizer: Tokenizer | None = None,
+        **config: Any,
+    ) -> App:
+        chosen = (own_tokenizer or tokenizer) if with_tokenizer else None
+        apps.append(build_app(script, chosen, **config))
         return apps[-1]
 
     yield make

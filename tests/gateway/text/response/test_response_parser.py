@@ -1,8 +1,8 @@
 """One parser for all formats: any cut into pieces gives the same answer."""
 
 import json
+import sys
 from itertools import pairwise
-from time import thread_time
 from typing import Any
 
 import pytest
@@ -46,6 +46,11 @@ TAGGED = (
     ' x <b>\n"\n</parameter>\n<parameter=o>\n{"l": [1]}\n</parameter>\n</function>\n</tool_call>'
     "<tool_call><function=g></function></tool_call>"
 )
+PYTHON = (
+    f"{THINK}ok <|python_start|>[f(a=1.5, s='</tool_call> \\' }}] \\\\', "
+    'o={"l": [1, {}], "ü": None}), g()]<|python_end|>'
+)
+OTHER_ANSWERS = {"qwen3_coder": TAGGED, "pythonic": PYTHON}
 HOSTILE = [
     "<tool_call>",
     "<tool_call></tool_call>",
@@ -62,6 +67,13 @@ HOSTILE = [
     f'<tool_call>{{"name": "{"n" * 400}"}}</tool_call>',
     "</think> <think>late</think>",
     "<think>never closed  \n",
+    "[f(a=1), g(",
+    "[f(a='\\x4",
+    "[f(a=[{'k': 1}, ",
+    "[f(1)] [f(a=1)]",
+    "<|python_start|>f(a=1)",
+    "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]",
+    "<tool_call><function=f>x<parameter=a>1</parameter>y</function>z</tool_call>",
     "  plain text \n ",
     "",
 ]
@@ -123,7 +135,7 @@ def test_tags_get_the_types_of_the_schema() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    name=st.sampled_from([*ANSWERS, "qwen3_coder"]),
+    name=st.sampled_from([*ANSWERS, *OTHER_ANSWERS]),
     hostile=st.sampled_from([*HOSTILE, None, None]),
     end=st.integers(0, 1000),
     places=st.lists(st.integers(0, 1000), max_size=60),
@@ -131,7 +143,8 @@ def test_tags_get_the_types_of_the_schema() -> None:
 def test_any_cut_gives_the_same(
     name: str, hostile: str | None, end: int, places: list[int]
 ) -> None:
-    text = hostile if hostile is not None else ANSWERS.get(name, TAGGED)[: max(1, end)]
+    answer = OTHER_ANSWERS.get(name) or ANSWERS[name]
+    text = hostile if hostile is not None else answer[: max(1, end)]
     assert result(make(name), cut(text, places)) == result(make(name), [text])
 
 
@@ -189,27 +202,74 @@ def test_reasoning_that_the_prompt_opened() -> None:
     assert result(parser, ["so\n", "</thi", "nk>\n\nok"])[:2] == ("so", "ok")
 
 
-def seconds(text: str) -> float:
-    parser = make("hermes")
-    start = thread_time()
-    for at in range(0, len(text), 4):
-        parser.feed(text[at : at + 4])
-        parser.take()
-    parser.finish()
-    return thread_time() - start
+def work(name: str, text: str, length: int) -> tuple[int, int]:
+    """Characters that the parser holds, summed over pieces of one length, and function calls.
+
+    No search of a piece looks at more than what is held then.
+    """
+    parser = make(name)
+    num_held = num_calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal num_calls
+        num_calls += 1
+
+    sys.setprofile(count)
+    try:
+        for at in range(0, len(text), length):
+            parser.feed(text[at : at + length])
+            parser.take()
+            num_held += len(parser._cursor._text)
+        parser.finish()
+    finally:
+        sys.setprofile(None)
+    return num_held, num_calls
 
 
 @pytest.mark.parametrize(
-    ("opening", "body"),
+    ("name", "opening", "body"),
     [
-        ('<tool_call>{"name": "f", "arguments": {"a": "', "x\\n y"),
-        ('<tool_call>{"name": "f", "arguments": ', "[{"),
-        ('<tool_call>{"arguments": {"a": "', "x\\n y"),
-        ("text", " \n \t"),
-        ("", "<tool_call"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "x\\n y"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": ', "[{"),
+        ("hermes", '<tool_call>{"arguments": {"a": "', "x\\n y"),
+        ("hermes", "text", " \n \t"),
+        ("hermes", "", "<tool_call"),
+        ("hermes", "", "<tool_call>"),
+        ("hermes", '<tool_call>{"name": "f"}', " \n"),
+        ("mistral", "", "[TOOL_CALLS]["),
+        ("mistral", "[TOOL_CALLS]f[ARGS]", "{"),
+        ("llama3_json", '{"name": "', "f"),
+        ("deepseek_v3", ANSWERS["deepseek_v3"].partition("{")[0], '{"a": '),
+        ("qwen3_coder", "<tool_call><function=f>", "<parameter=a>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>", "</param"),
+        ("granite", "<tool_call>[", '{"name": "f"}, '),
+        ("jamba", "<tool_calls>", "[]"),
+        ("pythonic", "[f(a='", "\\x41\\\\"),
+        ("pythonic", "[f(a=", "[{'k': "),
+        ("pythonic", "[f(a=", "1"),
+        ("pythonic", "", "["),
+        ("hermes", "<think>", "</think"),
     ],
 )
-def test_time_is_linear(opening: str, body: str) -> None:
-    """Ten times the text takes ten times as long; quadratic work would take a hundred times."""
-    short = min(seconds(opening + body * 1_000) for _ in range(3))
-    assert seconds(opening + body * 10_000) < 40 * short
+def test_work_is_linear(name: str, opening: str, body: str) -> None:
+    """Four times the text is four times the work; quadratic work would be sixteen times."""
+    short, long = opening + body * 1_000, opening + body * 4_000
+    num_held, num_calls = work(name, short, 4)
+    assert num_held < 16 * len(short)
+    longer_held, more_calls = work(name, long, 4)
+    assert longer_held < 16 * len(long)
+    assert more_calls < 6 * num_calls
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_megabyte_of_arguments_passes_unchanged(name: str) -> None:
+    value = 'x \\" } ] [ { </tool_call> [TOOL_CALLS] ``` ü'
+    arguments = json.dumps({"a": [{"b": value}] * 21_000}, ensure_ascii=False)
+    assert len(arguments.encode()) > 1_000_000
+    text = ANSWERS[name].replace(ARGUMENTS, arguments)
+    assert result(make(name), [text])[2][0] == ("f", arguments)
+    pieces = [text[at : at + 48] for at in range(0, len(text), 48)]
+    assert result(make(name), pieces)[2][0] == ("f", arguments)
+    num_held, num_calls = work(name, text, 48)
+    assert num_held < 2 * len(text)
+    assert num_calls < 8 * len(text)
