@@ -185,7 +185,7 @@ async def test_parameters_reach_the_engine(make_app: AppMaker) -> None:
         metadata={"a": "b"},
         service_tier="auto",
         prediction={"type": "content", "content": "x"},
-        verbosity="low",
+        verbosity="medium",
         safety_identifier="s",
         prompt_cache_key="k",
         prompt_cache_retention="in_memory",

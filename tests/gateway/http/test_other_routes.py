@@ -270,7 +270,7 @@ async def test_tokenize_adds_special_tokens_as_asked(make_app: AppMaker) -> None
         assert asked.json()["tokens"][-without.json()["count"] :] == without.json()["tokens"]
 
 
-@pytest.mark.parametrize("name", ["tools", "documents", "chat_template", "mm_processor_kwargs"])
+@pytest.mark.parametrize("name", ["chat_template", "mm_processor_kwargs"])
 async def test_tokenize_rejects_unsupported_fields(make_app: AppMaker, name: str) -> None:
     app = make_app(replay([50]))
     response = await app.http.post("/tokenize", json={"messages": [USER], name: ["x"]})
