@@ -17,8 +17,7 @@ from taco_worker.sampling.logprobs import LogprobTable
 
 _NO_CHOICE = (
     "the model returned no finite probabilities for a token of this request: its checkpoint or "
-    "the device may be damaged, or the request's parameters or its logits processors exclude every "
-    "token"
+    "the device may be damaged, or the request's parameters exclude every token"
 )
 
 
@@ -122,9 +121,9 @@ class LaunchedStep:
         columns = [_Columns(part, arrived) for part in self._parts]
         verified = self._parts[0].verified if self._parts else None
         slots, tokens = _joined([part.slots for part in self._parts]), _joined(token_ids)
-        errors = _row_errors(slots, tokens, verified, [p for each in columns for p in each.failed])
-        if failures := {slot: e for part in self._parts for slot, e in part.failures.items()}:
-            errors = tuple(failures.get(error.slot, error) for error in errors)
+        failures = {slot: e for part in self._parts for slot, e in part.failures.items()}
+        failed_prompts = [slot for each in columns for slot in each.failed]
+        errors = _row_errors(slots, tokens, verified, failed_prompts, failures)
         if own_errors := tuple(error for part in self._parts for error in part.errors):
             own_slots = {error.slot for error in own_errors}
             errors = own_errors + tuple(e for e in errors if e.slot not in own_slots)
@@ -176,14 +175,24 @@ def _rows_with_nan(columns: LogprobColumns) -> list[bool]:
 
 
 def _row_errors(
-    slots: IntArray, token_ids: IntArray, verified: Verified | None, failed_prompts: list[int]
+    slots: IntArray,
+    token_ids: IntArray,
+    verified: Verified | None,
+    failed_prompts: list[int],
+    failures: Mapping[int, RowError],
 ) -> tuple[RowError, ...]:
     """Errors of the sequences whose next token or prompt log probabilities are not finite."""
-    failed = set(failed_prompts)
+    errors: dict[int, RowError] = {}
     if token_ids.size and token_ids.min() == NO_TOKEN:
         token_slots = slots if verified is None else np.repeat(slots, verified.num_tokens)
-        failed.update(token_slots[token_ids == NO_TOKEN].tolist())
-    return tuple(RowError(slot, RowErrorCode.INVALID_LOGITS, _NO_CHOICE) for slot in sorted(failed))
+        for slot in token_slots[token_ids == NO_TOKEN].tolist():
+            errors[slot] = failures.get(slot) or _invalid_logits(slot)
+    errors |= {slot: _invalid_logits(slot) for slot in failed_prompts}
+    return tuple(errors[slot] for slot in sorted(errors))
+
+
+def _invalid_logits(slot: int) -> RowError:
+    return RowError(slot, RowErrorCode.INVALID_LOGITS, _NO_CHOICE)
 
 
 def _joined(columns: Sequence[IntArray]) -> IntArray:

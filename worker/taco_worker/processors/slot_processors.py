@@ -14,12 +14,14 @@ import numpy as np
 from torch import Tensor
 
 from taco_kernels.native.draft_trees import DraftTrees
-from taco_proto.steps import JoinedSequences, RowError, StepPlan
+from taco_proto.steps import JoinedSequences, RowError, RowErrorCode, StepPlan
 from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
 from taco_worker.devices.transfers import Download, Transfers
 from taco_worker.processors.loading import LoadedProcessor
 from taco_worker.processors.sequence_processors import ProcessorError, SequenceProcessors
 from taco_worker.sampling.slot_params import Feature
+
+_NO_TOKEN_LEFT = "no token has a finite logit after the logits processors of this request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class StepProcessors:
 
     Attributes:
         errors: of sequences whose processors could not be made.
-        failures: by slot, of sequences with a row whose processor failed. The row has no finite
-            logit: the sequence ends if verification reaches it.
+        failures: by slot, why a sequence with processors ends if no token can be chosen. A row
+            whose processor failed has no finite logit; it matters if verification reaches it.
     """
 
     errors: tuple[RowError, ...]
@@ -63,13 +65,16 @@ class StepProcessors:
         for row in self._sampled:
             row.sequence.output += tokens[start : start + row.num_new]
             start += row.num_new
+            code, message = RowErrorCode.PROCESSOR_FAILED, _NO_TOKEN_LEFT
             for offset, path in enumerate(([], *row.paths)):
                 one = logits[row.first + offset]
                 try:
                     row.sequence.apply(one, path)
                 except ProcessorError as error:
                     one.fill_(math.nan)
-                    self.failures.setdefault(row.slot, RowError(row.slot, error.code, str(error)))
+                    if message == _NO_TOKEN_LEFT:
+                        code, message = error.code, str(error)
+            self.failures[row.slot] = RowError(row.slot, code, message)
 
 
 class SlotProcessors:
