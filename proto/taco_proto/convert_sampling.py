@@ -9,11 +9,16 @@ from typing import Any, TypeVar
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.logits_processors import extra_args_from_json, extra_args_to_json, names_of
-from taco_proto.sampling_params import SamplingParams
+from taco_proto.sampling_params import EarlyStopping, SamplingParams
 
 # In columns, where a field cannot be absent: the request asked for no log probabilities.
 NO_LOGPROBS = -1
 
+_EARLY_STOPPING: dict[pb.EarlyStopping, EarlyStopping] = {
+    pb.STOP_IF_WORSE: False,
+    pb.STOP_IF_COMPLETE: True,
+    pb.STOP_NEVER: "never",
+}
 _OPTIONAL = ("logprobs", "prompt_logprobs")
 _SCALARS = (
     "presence_penalty",
@@ -37,7 +42,10 @@ def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
     bias = params.logit_bias or {}
     return pb.Sampling(
         **{name: getattr(params, name) for name in (*_SCALARS, *_OPTIONAL)},
-        n=params.num_sequences,
+        n=params.num_outputs,
+        num_beams=params.num_sequences if params.use_beam_search else 0,
+        length_penalty=params.length_penalty,
+        early_stopping=_early_stopping_to_pb(params.early_stopping),
         seed=_unsigned(params.seed),
         stop_token_ids=params.stop_token_ids,
         max_tokens=params.max_tokens,
@@ -60,6 +68,10 @@ def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
     values: dict[str, Any] = {name: getattr(message, name) for name in _SCALARS}
     for name in _OPTIONAL:
         values[name] = getattr(message, name) if message.HasField(name) else None
+    if message.num_beams:
+        values["use_beam_search"], values["best_of"] = True, message.num_beams
+        values["length_penalty"] = message.length_penalty
+        values["early_stopping"] = _EARLY_STOPPING.get(message.early_stopping, False)
     return SamplingParams(
         **values,
         n=message.n,
@@ -89,9 +101,11 @@ def sampling_columns_to_pb(rows: tuple[SamplingParams, ...]) -> pb.SamplingColum
     processors = [names_of(row.logits_processors or ()) for row in rows]
     arguments = [extra_args_to_json(row.extra_args) for row in rows]
     listed = [row.logprob_token_ids or () for row in rows]
+    beams = [row.use_beam_search for row in rows]
     return pb.SamplingColumns(
         **columns,
         seed=[_unsigned(row.seed) for row in rows],
+        use_beam_search=beams if any(beams) else (),
         num_stop_token_ids=map(len, stops),
         stop_token_ids=chain.from_iterable(stops),
         num_logit_bias=map(len, bias),
@@ -131,6 +145,7 @@ def sampling_columns_from_pb(columns: pb.SamplingColumns) -> tuple[SamplingParam
         rows.append(
             SamplingParams(
                 **values,
+                use_beam_search=bool(columns.use_beam_search) and columns.use_beam_search[i],
                 seed=_signed(seed),
                 max_tokens=None,  # the scheduler counts them
                 stop_token_ids=stops[i],
@@ -150,6 +165,10 @@ def _split(flat: Sequence[T], counts: Sequence[int]) -> tuple[tuple[T, ...], ...
     """The next `counts[i]` values of a flat column, for every i."""
     values = iter(flat)
     return tuple(tuple(islice(values, count)) for count in counts)
+
+
+def _early_stopping_to_pb(value: EarlyStopping) -> pb.EarlyStopping:
+    return next(number for number, meaning in _EARLY_STOPPING.items() if meaning == value)
 
 
 def _unsigned(seed: int | None) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, InitVar, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from taco_proto.errors import InvalidParameterError
 from taco_proto.logits_processors import LogitsProcessor, checked_processors, extra_args_to_json
@@ -27,6 +27,13 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256
 GREEDY_EPSILON = 1e-5
+MAX_BEAM_WIDTH = 64
+MAX_BEAM_STOP_TOKEN_IDS = 32
+MAX_LENGTH_PENALTY = 10.0
+# Tokens of all beams, with their log probabilities. The answer comes in one message.
+MAX_BEAM_VALUES = 1_500_000
+
+EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class SamplingParams:
     Attributes:
         n: sequences to return.
         best_of: sequences to generate, of which the `n` with the highest mean log probability are
-            returned. None: as many as `n`.
+            returned. With beam search: the number of beams. None: as many as `n`.
         presence_penalty: subtracted once from the logit of every token generated so far.
         frequency_penalty: subtracted once an occurrence.
         repetition_penalty: divides positive and multiplies negative logits of every token in the
@@ -48,11 +55,16 @@ class SamplingParams:
         top_p: smallest set of tokens whose probability reaches `top_p`; in (0, 1].
         top_k: the `top_k` most likely tokens; -1 or 0 is all of them.
         min_p: drops tokens below `min_p` times the highest probability.
-        use_beam_search, length_penalty, early_stopping: beam search is not supported, so that only
-            False, 1.0 and False are accepted.
         logits_processors: functions that change the logits before temperature, in order: of
             (output_token_ids, logits) or (prompt_token_ids, output_token_ids, logits). They run in
             the engine's own process (`LLM`). A name is a processor that the engine has loaded.
+        use_beam_search: return the `n` best of the texts that beam search finds. A temperature
+            other than 0 divides the logits; nothing is drawn at random.
+        length_penalty: beam search divides a text's sum of log probabilities by its number of
+            tokens to this power.
+        early_stopping: when beam search ends. True: when there are as many complete texts as beams;
+            False: when the best beam's score is below theirs; "never": when no beam can reach a
+            better score.
         seed: makes a request's tokens repeatable, whatever runs beside it. None: drawn at random.
         stop: strings that end a sequence; they are cut from the text.
         stop_token_ids: tokens that end a sequence.
@@ -98,9 +110,9 @@ class SamplingParams:
     top_k: int = -1
     min_p: float = 0.0
     seed: int | None = None
-    use_beam_search: InitVar[bool | None] = False
-    length_penalty: InitVar[float | None] = 1.0
-    early_stopping: InitVar[bool | str | None] = False
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
@@ -127,14 +139,8 @@ class SamplingParams:
 
     def __post_init__(
         self,
-        use_beam_search: bool | None,
-        length_penalty: float | None,
-        early_stopping: bool | str | None,
         guided_decoding: GuidedDecodingParams | None,
     ) -> None:
-        _require_neutral("use_beam_search", use_beam_search, False)
-        _require_neutral("length_penalty", length_penalty, 1)
-        _require_neutral("early_stopping", early_stopping, False)
         if guided_decoding is not None:
             if self.structured_outputs is not None:
                 raise InvalidParameterError(
@@ -164,6 +170,7 @@ class SamplingParams:
         self._check_numbers()
         self._check_lists()
         self._check_bans()
+        self._check_beams()
 
     @property
     def reads_history(self) -> bool:
@@ -182,8 +189,13 @@ class SamplingParams:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences to run for this request."""
+        """Sequences to run for this request; with beam search, the number of beams."""
         return self.best_of or self.n
+
+    @property
+    def num_outputs(self) -> int:
+        """Sequences that the scheduler emits. Of beams, it emits the best ones."""
+        return self.n if self.use_beam_search else self.num_sequences
 
     @property
     def is_greedy(self) -> bool:
@@ -297,6 +309,50 @@ class SamplingParams:
                 )
             _check_token_ids("bad_words_token_ids", word, 4 * MAX_BAD_WORD_CHARS)
 
+    def _check_beams(self) -> None:
+        if self.early_stopping not in (True, False, "never"):
+            raise InvalidParameterError(
+                f'early_stopping must be true, false or "never", got {self.early_stopping!r}',
+                "early_stopping",
+            )
+        _check_float("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if not self.use_beam_search:
+            for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) != default:
+                    raise InvalidParameterError(f"{name} needs use_beam_search=true", name)
+            return
+        for name, neutral in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
+            if getattr(self, name) != neutral:
+                raise InvalidParameterError(
+                    f"{name} must be {neutral:g} with use_beam_search, which draws no tokens: "
+                    f"got {getattr(self, name):g}",
+                    name,
+                )
+        if self.logprob_token_ids:
+            raise InvalidParameterError(
+                "logprob_token_ids cannot be combined with use_beam_search", "logprob_token_ids"
+            )
+        if self.structured_outputs is not None:
+            raise InvalidParameterError(
+                "use_beam_search cannot be combined with a constraint on the text",
+                "use_beam_search",
+            )
+        _check_int("best_of" if self.best_of else "n", self.num_sequences, 1, MAX_BEAM_WIDTH)
+        if len(self.stop_token_ids or ()) > MAX_BEAM_STOP_TOKEN_IDS:
+            raise InvalidParameterError(
+                f"stop_token_ids takes at most {MAX_BEAM_STOP_TOKEN_IDS} ids with use_beam_search",
+                "stop_token_ids",
+            )
+        if self.max_tokens is None:
+            return
+        num_values = self.num_sequences * self.max_tokens * (1 + (self.logprobs or 0))
+        if num_values > MAX_BEAM_VALUES:
+            raise InvalidParameterError(
+                f"beams times max_tokens times 1 + logprobs must be at most {MAX_BEAM_VALUES}, "
+                f"got {num_values}: lower max_tokens",
+                "max_tokens",
+            )
+
 
 SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 # The defaults that None means. For max_tokens it means: as many as fit.
@@ -305,12 +361,6 @@ _DEFAULTS = tuple(
     for f in fields(SamplingParams)
     if f.default not in (None, MISSING) and f.name != "max_tokens"
 )
-
-
-def _require_neutral(name: str, value: object, neutral: object) -> None:
-    """Rejects an argument of beam search, or of another feature that is not supported."""
-    if value is not None and value != neutral:
-        raise InvalidParameterError(f"{name}={value!r} is not available; only {neutral!r} is", name)
 
 
 def _texts(value: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from taco_proto import convert
 from taco_proto import scheduler_pb2 as pb
+from taco_proto.convert_sampling import sampling_columns_from_pb, sampling_columns_to_pb
 from taco_proto.errors import InvalidParameterError
 from taco_proto.licenses import (
     NEEDS_NO_LICENSE,
@@ -18,7 +19,7 @@ from taco_proto.licenses import (
 )
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import GenerateRequest, ModelInfo, PrefixPin, Tenant
-from taco_proto.sampling_params import SamplingParams
+from taco_proto.sampling_params import EarlyStopping, SamplingParams
 from taco_proto.steps import EMPTY, JoinedSequences, StepOutput, StepPlan, WorkerInfo
 
 token_ids = st.integers(0, 2**31 - 2)
@@ -127,6 +128,25 @@ def test_submit(params: SamplingParams, prompt: bytes, handle: int) -> None:
     # The receiver's clock has another origin: what remains is the same.
     received = convert.submit_from_pb(pb.Submit.FromString(wire), 1004.0)
     assert received == replace(request, deadline=1012.5)
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_a_beam_search_travels(early_stopping: EarlyStopping) -> None:
+    params = SamplingParams(
+        n=2,
+        best_of=5,
+        use_beam_search=True,
+        length_penalty=0.3,
+        early_stopping=early_stopping,
+        seed=1,
+        detokenize=False,
+    )
+    request = GenerateRequest(request_id="r", sampling=params)
+    wire = convert.submit_to_pb(request, 0.0).SerializeToString()
+    assert convert.submit_from_pb(pb.Submit.FromString(wire), 0.0).sampling == params
+    rows = (params.with_updates(n=1, best_of=None, max_tokens=None), SamplingParams(seed=2))
+    columns = sampling_columns_from_pb(sampling_columns_to_pb(rows))
+    assert [row.use_beam_search for row in columns] == [True, False]
 
 
 def test_a_submit_without_a_deadline_has_none_when_it_arrives() -> None:

@@ -22,14 +22,12 @@ SOURCES = tuple(
 ALLOWED = {
     "AddedToken.normalized": "`entry` writes every field to tokenizer.json",
     "AddedToken.single_word": "`entry` writes every field to tokenizer.json",
+    "BeamSearchSequence.cum_logprob": "a public result",
     "Build.library": "a public result",
     "LinkCounts.num_batches": "tests count how often Redis is asked",
     "Logprob.decoded_token": "a public result",
     "ProcessorContext.model_directory": "read by an operator's logits processors",
     "SamplingParams.guided_decoding": "becomes `structured_outputs`",
-    "SamplingParams.early_stopping": "checked by name with vLLM's other arguments",
-    "SamplingParams.length_penalty": "checked by name with vLLM's other arguments",
-    "SamplingParams.use_beam_search": "checked by name with vLLM's other arguments",
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
+from taco_proto.structured_outputs import StructuredOutputsParams
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,8 @@ from taco_proto.sampling_params import SamplingParams
         ("allowed_token_ids", [[], [-1], ["a"], [True], [1.0], [2**31], range(2**16 + 1)]),
         ("bad_words", [[""], [" "], ["x" * 300], ["x"] * 257, [1]]),
         ("bad_words_token_ids", [[[]], [[-1]], [["a"]], [[1]] * 513]),
+        ("length_penalty", [2.0, 10.5, float("nan"), "x"]),
+        ("early_stopping", [True, "never", "soon", 2]),
     ],
 )
 def test_out_of_range_names_the_parameter(param: str, values: list[Any]) -> None:
@@ -48,6 +51,34 @@ def test_best_of_is_at_least_n() -> None:
         SamplingParams(n=3, best_of=2)
     assert SamplingParams(n=2, best_of=5).num_sequences == 5
     assert SamplingParams(n=2).num_sequences == 2
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("best_of", {"best_of": 65}),
+        ("n", {"n": 65}),
+        ("top_p", {"top_p": 0.9}),
+        ("top_k", {"top_k": 7}),
+        ("min_p", {"min_p": 0.1}),
+        ("length_penalty", {"length_penalty": -10.5}),
+        ("early_stopping", {"early_stopping": "always"}),
+        ("stop_token_ids", {"stop_token_ids": range(33)}),
+        ("max_tokens", {"n": 8, "max_tokens": 200_000}),
+        ("max_tokens", {"n": 8, "max_tokens": 20_000, "logprobs": 20}),
+        ("use_beam_search", {"structured_outputs": StructuredOutputsParams(regex="a")}),
+    ],
+)
+def test_beam_search_excludes_what_it_cannot_do(param: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        SamplingParams(use_beam_search=True, **fields)
+    assert caught.value.param == param
+
+
+def test_beams_are_not_the_sequences_that_are_emitted() -> None:
+    params = SamplingParams(use_beam_search=True, n=2, best_of=5)
+    assert (params.num_sequences, params.num_outputs) == (5, 2)
+    assert SamplingParams(n=2, best_of=5).num_outputs == 5
 
 
 def test_normal_forms() -> None:
