@@ -59,6 +59,12 @@ def token_logprob(tokens: Sequence[int], token: int) -> float:
     return -float(zlib.crc32(array("i", [*tokens, token]).tobytes()) % 4096) / 256
 
 
+def candidates(tokens: Sequence[int], count: int, vocab_size: int) -> list[tuple[float, int]]:
+    """The fake model's most likely tokens after `tokens`, and their log probabilities."""
+    options = [(token_logprob(tokens, token), token) for token in range(vocab_size)]
+    return sorted(options, key=lambda option: (-option[0], option[1]))[:count]
+
+
 def generate(
     prompt: Sequence[int], sampling: SamplingParams, info: WorkerInfo, seed: int
 ) -> list[int]:
@@ -336,11 +342,26 @@ class FakeWorker:
     def _sample(self, row: Row, logprobs: LogprobColumns) -> int:
         seed = row.sampling.seed
         assert seed is not None
+        if row.sampling.use_beam_search:
+            return self._sample_beam(row, logprobs)
         token = next_token(row.tokens, seed, self.info.vocab_size)
         if row.sampling.logprobs is None:
             logprobs.append_row([], [], [])
         else:
             logprobs.append_row([token], [token_logprob(row.tokens, token)], [1])
+        row.tokens.append(token)
+        return token
+
+    def _sample_beam(self, row: Row, logprobs: LogprobColumns) -> int:
+        count = row.sampling.logprobs
+        assert count is not None
+        options = candidates(row.tokens, count, self.info.vocab_size)
+        token = options[0][1]
+        logprobs.append_row(
+            [token, *(token for _, token in options)],
+            [options[0][0], *(value for value, _ in options)],
+            [1, *range(1, len(options) + 1)],
+        )
         row.tokens.append(token)
         return token
 

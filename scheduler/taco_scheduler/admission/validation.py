@@ -187,7 +187,9 @@ def check_message(message: GenerateRequest) -> None:
 
 
 def _check_resumption(message: GenerateRequest) -> None:
-    num_sequences, finished = message.sampling.num_sequences, set(message.finished_indexes)
+    num_sequences, finished = message.sampling.num_outputs, set(message.finished_indexes)
+    if message.sampling.use_beam_search and any(message.emitted_token_ids):
+        raise RejectedError(400, "a beam search emits no tokens before its end: it starts again")
     if message.emitted_token_ids and len(message.emitted_token_ids) != num_sequences:
         raise RejectedError(
             400,

@@ -124,9 +124,7 @@ class Engine:
         request = self._requests.get(output_buffer, handle)
         if request is None:
             return
-        for sequence in request.unfinished:
-            if index is None or sequence.index == index:
-                self._requests.finish(sequence, FinishReason.ABORTED)
+        self._requests.cancel(request, index)
 
     def expire(self, now: float) -> None:
         """Fail the requests whose deadline passed while they waited."""

@@ -6,10 +6,12 @@ from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason
 from taco_proto.steps import IntArray, StepOutput
 from taco_scheduler.admission.validation import length_limit
+from taco_scheduler.core.beam_progress import BeamProgress
 from taco_scheduler.core.preemption import Preemption
 from taco_scheduler.core.request_registry import RequestRegistry
 from taco_scheduler.core.step_tokens import StepTokens
 from taco_scheduler.core.stop import StopChecker
+from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.in_flight import InFlightStep
 from taco_scheduler.state.sequence import Request, Sequence
@@ -19,6 +21,9 @@ from taco_scheduler.state.worker_state import WorkerState
 class OutputCommitter:
     """Commits the outputs of one worker's steps, in their order.
 
+    Attributes:
+        beams: the beams among the worker's sequences.
+
     Args:
         preemption: queues a preempted sequence with its last output in flight.
         requests: frees ended sequences, charges tokens to tenants, and clears suspected requests.
@@ -27,6 +32,7 @@ class OutputCommitter:
     def __init__(
         self,
         worker: WorkerState,
+        waiting: WaitingQueue,
         stops: StopChecker,
         preemption: Preemption,
         requests: RequestRegistry,
@@ -40,6 +46,7 @@ class OutputCommitter:
         self._fair_share = requests.fair_share
         self._suspected = requests.poison.suspected
         self._counters = counters
+        self.beams = BeamProgress(worker, waiting, stops, requests)
 
     def commit(self, step: InFlightStep, output: StepOutput, now: float) -> None:
         """Commit an output that has been checked against its step."""
@@ -56,9 +63,32 @@ class OutputCommitter:
                 sequence = self._worker.preempted.get(int(step.sampled_generations[row]))
                 if sequence is not None:
                     self._commit_preempted(sequence, new.take(np.array([row])), now)
-            new = new.take(np.flatnonzero(owned))
+            # Not `owned`: a request that failed just now has lost its slots.
+            is_owned = self._batch.slot_generation[new.slots] == step.sampled_generations
+            new = new.take(np.flatnonzero(is_owned))
+        if self._batch.num_beams:
+            new = self._commit_beams(new, now)
         if new.slots.size:
             self._commit_rows(new, now)
+
+    def _commit_beams(self, new: StepTokens, now: float) -> StepTokens:
+        """Commit the rows of running beams; returns the other rows."""
+        is_beam = self._batch.is_beam[new.slots]
+        for row in np.flatnonzero(is_beam).tolist():
+            sequence = self._batch.sequences[int(new.slots[row])]
+            if sequence is not None:  # else its request failed with another row
+                self._commit_beam(sequence, new.take(np.array([row])), now)
+        return new.take(np.flatnonzero(~is_beam)) if is_beam.any() else new
+
+    def _commit_beam(self, sequence: Sequence, new: StepTokens, now: float) -> None:
+        request = sequence.request
+        self._counters.generation_tokens += 1
+        self._fair_share.charge_outputs(np.array([request.share.index]), np.array([1]))
+        self._suspected.discard(request)
+        if sequence.first_token_time is None:
+            self._note_first_token(sequence, now)
+        if (last := self.beams.take(sequence, new)) is not None:
+            self._note_end(last, now)
 
     def _commit_rows(self, new: StepTokens, now: float) -> None:
         batch = self._batch
@@ -154,6 +184,9 @@ class OutputCommitter:
     def _commit_preempted(self, sequence: Sequence, new: StepTokens, now: float) -> None:
         """Commit the tokens of a step that a preempted sequence was in."""
         request = sequence.request
+        if request.search is not None:
+            self._commit_beam(sequence, new, now)
+            return
         limit = length_limit(request, self._worker.info)
         reason, count = FinishReason.RUNNING, 0
         for token in new.tokens.tolist():

@@ -49,7 +49,11 @@ def make_plan(
         slots = rows.decode_slots
         num_tokens = np.ones(len(slots), np.int32)
     # Before the counts advance: a joining sequence names the tokens computed before it joins.
-    joined = _joined(batch, rows.joined, needs_history) if rows.joined else None
+    again = batch.take_joining_again()
+    joining = rows.joined + again
+    joined = _joined(batch, joining, needs_history) if joining else None
+    if again:
+        _omit_appended(rows, {sequence.slot for sequence in again})
     num_computed = batch.num_computed[slots] + num_tokens
     batch.num_computed[slots] = num_computed
     max_drafts = EMPTY
@@ -62,6 +66,8 @@ def make_plan(
         sampled = slots[num_computed == batch.num_tokens[slots]]
     if len(sampled):
         batch.num_tokens[sampled] += 1
+        if batch.num_beams:
+            batch.is_held[sampled] = batch.is_beam[sampled]
     plan = StepPlan(
         epoch=epoch,
         step_id=step_id,
@@ -90,6 +96,13 @@ def make_plan(
         only_decodes=not rows.chunk_slots,
     )
     return plan, step
+
+
+def _omit_appended(rows: StepRows, slots: set[int]) -> None:
+    """Remove the new blocks of slots that join again: their whole block tables are in the plan."""
+    kept = [i for i, slot in enumerate(rows.appended_slots) if slot not in slots]
+    rows.appended_slots = [rows.appended_slots[i] for i in kept]
+    rows.appended_blocks = [rows.appended_blocks[i] for i in kept]
 
 
 def _column(values: list[int]) -> IntArray:

@@ -90,6 +90,8 @@ class Preemption:
         if sequence.num_outputs_in_flight:
             sequence.status = Status.PREEMPTED
             worker.preempted[generation] = sequence
+        elif sequence.candidates is not None:
+            sequence.status = Status.HELD
         else:
             self._waiting.push(sequence)
 

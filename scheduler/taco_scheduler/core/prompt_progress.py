@@ -37,7 +37,8 @@ class PromptProgress:
             blocks.publish(sequence.table, sequence.pack(), num_computed, step_id)
             if num_computed >= sequence.request.num_prompt_tokens:
                 self._queue_siblings(sequence.request)
-                self._pin_prompt(sequence, now)
+                if sequence.request.search is None or not sequence.num_generated:
+                    self._pin_prompt(sequence, now)
 
     def _note_first_run(self, sequence: Sequence, now: float) -> None:
         sequence.first_run_time = now

@@ -137,6 +137,34 @@ class RequestRegistry:
         )
         self.free(sequence)
 
+    def cancel(self, request: Request, index: int | None = None) -> None:
+        """End a request, or one sequence of its answer, because its client no longer wants it."""
+        search = request.search
+        if search is None:
+            for sequence in request.unfinished:
+                if index is None or sequence.index == index:
+                    self.finish(sequence, FinishReason.ABORTED)
+            return
+        # Which beams the answer will have is not known yet.
+        wanted = set(range(request.sampling.n)) - search.unwanted
+        ended = wanted if index is None else wanted & {index}
+        for place in sorted(ended):
+            request.output_buffer.add_end(request.handle, place, FinishReason.ABORTED, -1, 0)
+        search.unwanted |= ended
+        if ended == wanted:
+            self.abort(request)
+
+    def replace_sequences(self, request: Request, sequences: list[Sequence]) -> None:
+        """Give a request the beams of its next step, and free those that do not continue."""
+        kept = set(sequences)
+        ended = [sequence for sequence in request.sequences if sequence not in kept]
+        self.num_sequences += len(sequences) - len(request.sequences)
+        request.sequences = sequences
+        for sequence in ended:
+            if request.replica is not None:
+                request.replica.release(sequence)
+            sequence.status = Status.FINISHED
+
     def reject(self, request: Request, rejection: RejectedError) -> None:
         """Reject a request that was admitted and has not run."""
         self._rejections[rejection.reason] += 1

@@ -147,12 +147,14 @@ class Policy:
     def _remaining_tokens(self, awaits_drafts: BoolArray | None) -> IntArray:
         """Tokens that each slot could run now.
 
-        0 for a slot that is empty, awaits drafts, or may end with the outputs in flight.
+        0 for a slot that is empty, held or awaits drafts, or may end with the outputs in flight.
         """
         batch = self._batch
         can_run = batch.max_num_tokens < batch.limit
         if awaits_drafts is not None:
             can_run &= ~awaits_drafts
+        if batch.num_beams:
+            can_run &= ~batch.is_held
         return (batch.num_tokens - batch.num_computed) * can_run
 
     def _allow_drafts(self, rows: StepRows, wanted: IntArray) -> IntArray:

@@ -29,7 +29,7 @@ from taco_scheduler.state.in_flight import (
     StaleOutputError,
     check_output,
 )
-from taco_scheduler.state.sequence import Sequence
+from taco_scheduler.state.sequence import Sequence, Status
 from taco_scheduler.state.worker_state import WorkerState
 
 logger = logging.getLogger("taco.scheduler")
@@ -98,7 +98,9 @@ class StepLoop:
             sampling_gates=sampling_gates,
             admit=self._admit,
         )
-        self._committer = OutputCommitter(worker, self.stops, preemption, requests, counters)
+        self._committer = OutputCommitter(
+            worker, waiting, self.stops, preemption, requests, counters
+        )
 
     # ------------------------------------------------------------------- state
 
@@ -140,6 +142,8 @@ class StepLoop:
         worker.blocks.expire(now)
         client = self._speculation.client
         rows = self._policy.fill_step(client.slots_awaiting_drafts())
+        if worker.batch.num_beams and self._committer.beams.release_held() and not rows:
+            rows = self._policy.fill_step(client.slots_awaiting_drafts())
         if not rows:
             return None
         step_id = next(self._step_ids)
@@ -199,6 +203,9 @@ class StepLoop:
         if self._config.enable_prefix_caching and not sequence.computes_prompt_logprobs:
             self._counters.prefix_cache_queries += len(sequence.tokens)
             self._counters.prefix_cache_hits += table.num_cached_tokens
+        if request.search is not None:
+            num_end_tokens = self.stops.num_end_tokens(request)
+            request.search.num_candidates = request.search.width + num_end_tokens
         limit = length_limit(request, info)
         self._worker.batch.join(sequence, table, limit, info.block_size)
 
@@ -266,6 +273,9 @@ class StepLoop:
         requests = {sequence.request for sequence in worker.sequences_in(step)}
         worker.blocks.withdraw()
         for sequence in worker.release_all():
-            self._waiting.push(sequence)
+            if sequence.candidates is None:
+                self._waiting.push(sequence)
+            else:
+                sequence.status = Status.HELD
         self._epoch = next(self._epochs)
         self._requests.poison.on_step_failed(requests)

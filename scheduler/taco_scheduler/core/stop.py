@@ -43,12 +43,18 @@ class StopChecker:
 
     def finish_reason(self, sequence: Sequence, limit: int) -> FinishReason:
         """Why one sequence, running or not, ends with its last generated token, if it does."""
-        if sequence.num_generated > 0 and self._stops(sequence.request, sequence.tokens[-1]):
+        if sequence.num_generated > 0 and self.ends(sequence.request, sequence.tokens[-1]):
             return FinishReason.STOP
         if len(sequence.tokens) >= limit:
             return FinishReason.LENGTH
         return FinishReason.RUNNING
 
-    def _stops(self, request: Request, token: int) -> bool:
+    def num_end_tokens(self, request: Request) -> int:
+        """Tokens that end a sequence of the request; one that ends it twice over counts twice."""
+        num_eos = 0 if request.ignores_eos else int(self._is_eos.sum())
+        return num_eos + len(request.stop_token_ids)
+
+    def ends(self, request: Request, token: int) -> bool:
+        """Whether a token ends a sequence of the request."""
         is_eos = bool(self._is_eos[token]) and not request.ignores_eos
         return is_eos or token in request.stop_token_ids

@@ -63,5 +63,5 @@ def release_lost_worker(worker: WorkerState) -> LostRequests:
         if step.step_id <= worker.in_flight.last_begun:
             has_begun |= requests
     for sequence in worker.release_all():
-        sequence.status = Status.WAITING
+        sequence.status = Status.WAITING if sequence.candidates is None else Status.HELD
     return LostRequests(in_flight, has_begun)

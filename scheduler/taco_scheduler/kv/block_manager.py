@@ -230,9 +230,9 @@ class BlockManager:
         self._pins.expire(now)
 
     def publish(
-        self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int
+        self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int | None
     ) -> None:
-        """Cache the full blocks of tokens[:num_tokens], which a planned step fills.
+        """Cache the full blocks of tokens[:num_tokens], which a planned step fills (None: filled).
 
         Where the tree has another sequence's blocks for the same tokens, it keeps those, and this
         sequence keeps its own.

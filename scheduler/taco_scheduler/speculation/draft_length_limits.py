@@ -61,6 +61,7 @@ class DraftLengthLimits:
         wanted: IntArray = np.clip(batch.limit - num_tokens - 1, 0, max_drafts)
         if self.max_model_len is not None:
             wanted[num_tokens + wanted > self.max_model_len] = 0
+        wanted[batch.is_beam] = 0  # the token behind a beam's is not known
         return wanted
 
     def _has_too_many_requests(self) -> bool:

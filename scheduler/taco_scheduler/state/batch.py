@@ -41,6 +41,12 @@ class Batch:
         share: row of its tenant's share in `FairShare`.
         priority: of its request.
         has_grammar: a grammar constrains it.
+        is_beam: it is a beam, whose next token follows from the candidates of all beams.
+        is_held: it is a beam that no step may run: its step is in flight, or candidates of other
+            beams are awaited.
+
+    Attributes:
+        num_beams: running sequences that are beams.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -64,7 +70,11 @@ class Batch:
         self.share = np.zeros(num_slots, dtype=np.int32)
         self.priority = np.zeros(num_slots, dtype=np.int64)
         self.has_grammar = np.zeros(num_slots, dtype=np.bool_)
+        self.is_beam = np.zeros(num_slots, dtype=np.bool_)
+        self.is_held = np.zeros(num_slots, dtype=np.bool_)
+        self.num_beams = 0
         self.left_slots: list[int] = []  # slots freed since the last plan
+        self._joins_again: list[Sequence] = []
         self._free_slots = list(range(num_slots))[::-1]
         self._next_slot_generation = 0
 
@@ -150,6 +160,9 @@ class Batch:
         self.share[slot] = request.share.index
         self.priority[slot] = request.priority
         self.has_grammar[slot] = request.grammar is not None
+        self.is_beam[slot] = request.search is not None
+        self.is_held[slot] = False
+        self.num_beams += request.search is not None
 
     def leave(self, sequence: Sequence) -> None:
         """Free the slot; outputs in flight of this slot generation have no owner then."""
@@ -160,10 +173,34 @@ class Batch:
         self.slot_generation[slot] = -1
         self.limit[slot] = 0
         self.has_grammar[slot] = False
-        self.left_slots.append(slot)
+        self.num_beams -= int(self.is_beam[slot])
+        self.is_beam[slot] = self.is_held[slot] = False
+        if sequence in self._joins_again:  # its slot is among the left ones
+            self._joins_again.remove(sequence)
+        else:
+            self.left_slots.append(slot)
         self._free_slots.append(slot)
         sequence.slot = -1
         sequence.table = None
+
+    def continue_beam(self, sequence: Sequence, *, joins_again: bool) -> None:
+        """Let steps run a held beam, which has got its next token.
+
+        Args:
+            joins_again: the worker has sampled another token. The next plan takes the sequence out
+                of its slot, and puts it in again with the same blocks.
+        """
+        slot = sequence.slot
+        self.num_committed[slot] += 1
+        self.is_held[slot] = False
+        if joins_again:
+            self.left_slots.append(slot)
+            self._joins_again.append(sequence)
+
+    def take_joining_again(self) -> list[Sequence]:
+        """Running sequences that the next plan puts in their slots again."""
+        sequences, self._joins_again = self._joins_again, []
+        return sequences
 
     def take_left_slots(self) -> IntArray:
         """Slots that sequences left since the last call."""

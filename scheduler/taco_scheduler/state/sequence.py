@@ -16,6 +16,7 @@ from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.admission.fair_share import Share
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
+from taco_scheduler.state.beam_search import BeamSearch, Candidates
 from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.token_log import TokenLog
 from taco_scheduler.token_ids import TOKEN_BYTES, token_array
@@ -33,6 +34,8 @@ class Status(enum.Enum):
         WAITING: it is in a replica's queue, or unassigned because there is no worker.
         RUNNING: it has a slot and blocks.
         PREEMPTED: it has lost them, and outputs of steps in flight are still to come.
+        HELD: it is a beam without them, whose candidates have come, and those of another beam have
+            not.
         FINISHED: it has ended.
     """
 
@@ -40,6 +43,7 @@ class Status(enum.Enum):
     WAITING = enum.auto()
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
+    HELD = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -74,6 +78,7 @@ class Request:
         replica: where all its sequences wait and run; None: it is unassigned.
         num_worker_crashes: workers that crashed during a step for it.
         grammar: what the text must match; None: free text.
+        search: its beam search, whose beams are its sequences; None: it samples.
     """
 
     output_buffer: OutputBuffer
@@ -93,6 +98,7 @@ class Request:
     pins: tuple[PrefixPin, ...] = ()
     prompt_cache_key: str = ""
     grammar: Grammar | None = None
+    search: BeamSearch | None = None
     num_prompt_logprobs: int = 1
     admitted: bool = False
     accepted: bool = False
@@ -150,6 +156,7 @@ class Sequence:
         token_log: holds its newest tokens while it runs.
         awaits: a running sequence that computes blocks which this one lacks, and the number of
             blocks that both have in common.
+        candidates: what may follow the tokens of a beam; None: its step is still to come.
     """
 
     request: Request
@@ -169,6 +176,7 @@ class Sequence:
     packed: bytes = b""
     token_log: TokenLog | None = None
     awaits: "tuple[Sequence, int] | None" = None
+    candidates: Candidates | None = None
 
     @property
     def urgency(self) -> Urgency:
@@ -204,15 +212,33 @@ class Sequence:
 
         It has its own seed, and prompt log probabilities only if it computes them.
         """
-        params = self.request.sampling
-        assert params.seed is not None
+        params, search = self.request.sampling, self.request.search
+        if search is not None:
+            # The length limit is the scheduler's; the worker reads none.
+            num_logprobs = max(search.num_candidates, params.logprobs or 0)
+            params = params.with_updates(n=1, best_of=None, max_tokens=None, logprobs=num_logprobs)
         if params.num_sequences == 1 and params.prompt_logprobs is None:
             return params
+        assert params.seed is not None
         return params.with_updates(
             n=1,
             best_of=None,
             seed=sequence_seed(params.seed, self.index),
             prompt_logprobs=params.prompt_logprobs if self.computes_prompt_logprobs else None,
+        )
+
+    def fork(self, index: int, token_id: int) -> "Sequence":
+        """A beam that continues this one's tokens with another token. It is not queued yet."""
+        tokens = self.tokens[:]
+        tokens.append(token_id)
+        return Sequence(
+            self.request,
+            index,
+            tokens,
+            Status.HELD,
+            num_cached_tokens=self.num_cached_tokens,
+            first_run_time=self.first_run_time,
+            first_token_time=self.first_token_time,
         )
 
     @property
@@ -230,6 +256,14 @@ def new_request(
     its prefill.
     """
     sampling = message.sampling
+    search = None
+    if sampling.use_beam_search:
+        search = BeamSearch(
+            sampling.num_sequences,
+            sampling.length_penalty,
+            sampling.early_stopping,
+            sampling.logprobs or 0,
+        )
     request = Request(
         output_buffer=output_buffer,
         handle=message.handle,
@@ -248,7 +282,13 @@ def new_request(
         pins=message.pins,
         prompt_cache_key=message.prompt_cache_key,
         grammar=message.grammar,
+        search=search,
     )
+    if search is not None:  # the first step makes the other beams
+        search.unwanted.update(message.finished_indexes)
+        tokens = array("i", message.token_ids)
+        request.sequences.append(Sequence(request, 0, tokens, Status.WAITING))
+        return request
     emitted = message.emitted_token_ids or (b"",) * sampling.num_sequences
     finished = frozenset(message.finished_indexes)
     is_first = True
