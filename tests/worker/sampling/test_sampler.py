@@ -1,4 +1,5 @@
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -320,3 +321,40 @@ def test_listed_tokens_replace_the_most_likely_ones(ops: SamplingOps) -> None:
         assert ids == [chosen_id, *(listed or best)]
         assert values == pytest.approx(expected[ids], abs=1e-5)
         assert ranks == [int((expected > expected[token_id]).sum()) + 1 for token_id in ids]
+
+
+def test_beams_get_the_changed_log_probabilities(ops: SamplingOps) -> None:
+    """Those of transformers: what follows the normalization changes them, and none is drawn."""
+    changes: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 2.5},
+        {"logit_bias": {3: 2.0, 7: -4.0}},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 1},
+        {"allowed_token_ids": [1, 4, 5, 6, 40], "min_tokens": 12},
+    ]
+    rows = [
+        make_row(SamplingParams(use_beam_search=True, logprobs=6, seed=9, **change), seed)
+        for seed, change in enumerate(changes)
+    ]
+    rows.insert(2, make_row(SamplingParams(seed=3, logit_bias={5: 50.0}, logprobs=2), 50))
+    rows.insert(4, make_row(SamplingParams(seed=3), 51))
+    result = sample(ops, rows)
+    assert result.logprobs is not None
+    found = list(columns_of(result.logprobs).rows())
+    assert found[4] == ([], [], [])
+    for row, token, (ids, values, _) in zip(rows, result.token_ids.tolist(), found, strict=True):
+        if not row.params.use_beam_search:
+            continue
+        temperature = row.params.temperature or 1.0
+        logprobs = torch.log_softmax(torch.from_numpy(row.logits) / temperature, -1)
+        expected = changed_logits(
+            Row(row.params, row.prompt, row.output, logprobs.numpy()), EOS_TOKEN_IDS
+        )
+        best = np.argsort(-expected, kind="stable")[:6]
+        assert token == ids[0] == best[0]
+        finite = np.isfinite(expected[best])
+        assert ids[1:][: finite.sum()] == best[finite].tolist()
+        assert values[1:] == pytest.approx(expected[best].tolist(), abs=1e-4)
+    own = torch.log_softmax(torch.from_numpy(rows[2].logits), -1)
+    assert found[2][1][1:] == pytest.approx(own.topk(2).values.tolist(), abs=1e-5)

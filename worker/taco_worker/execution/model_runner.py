@@ -26,8 +26,8 @@ from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.processors.slot_processors import SlotProcessors, StepProcessors
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
-from taco_worker.sampling.sampler import CHANGES_LOGITS, SampledRows, Sampler
-from taco_worker.sampling.slot_params import NO_LOGPROBS, Array, Feature
+from taco_worker.sampling.sampler import SampledRows, Sampler
+from taco_worker.sampling.slot_params import CHANGES_LOGITS, NO_LOGPROBS, Array, Feature
 from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.sampling.typical_acceptance import TypicalAcceptance, draft_candidates
 from taco_worker.speculation.drafter import ComputedTokens

@@ -7,24 +7,17 @@ import numpy as np
 from torch import Tensor
 
 from taco_worker.devices.transfers import Transfers
+from taco_worker.sampling import beam_scores
 from taco_worker.sampling.bad_words import bad_word_rows, ban_bad_words
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.ops import Penalties, SamplingMetadata, SamplingOps
 from taco_worker.sampling.random import uniforms
-from taco_worker.sampling.slot_params import READS_TOKENS, Array, Feature, SlotSamplingParams
+from taco_worker.sampling.slot_params import CHANGES_LOGITS, Array, Feature, SlotSamplingParams
 from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.sampling.torch_penalties import add_logit_bias, allow_tokens, ban_tokens
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
-# Features that change logits before the masks of grammars.
-CHANGES_LOGITS = (
-    READS_TOKENS
-    | Feature.LOGIT_BIAS
-    | Feature.MIN_TOKENS
-    | Feature.ALLOWED_TOKENS
-    | Feature.PROCESSORS
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ class Sampler:
     Order: logit bias, repetition, frequency and presence penalties, no_repeat_ngram_size,
     min_tokens, bad words, allowed tokens, logits processors, the masks of grammars. Then the most
     likely token if the temperature is 0, else temperature, min_p, top_k, top_p and a draw. Log
-    probabilities are those of the raw logits.
+    probabilities are those of the raw logits; those of beams have the changes (see `beam_scores`).
 
     The sampler has no state: penalties read the sequence's tokens, and randomness is a function of
     the seed and the token's position.
@@ -104,8 +97,14 @@ class Sampler:
             raw_logits = self._pick(logits, logprob_rows)
             if changes_logits and raw_logits is logits:
                 raw_logits = logits.clone()
+        beam_rows = np.flatnonzero(features & Feature.BEAM)
+        if beam_rows.size:
+            temperature = self._columns.temperature[rows.slots[beam_rows]]
+            beams, temperatures = self._transfers.upload(beam_rows, temperature)
+            beam_scores.normalize(logits, beams, temperatures)
         if changes_logits:
             self._change_logits(logits, rows, features, masks, process)
+        scores = logits[beams] if beam_rows.size else None
         metadata = self._metadata(rows, features)
         token_ids = self._ops.sample(logits, metadata)
         if self._typical is not None and candidates is not None:
@@ -120,7 +119,13 @@ class Sampler:
             if wanted & Feature.LOGPROB_TOKEN_IDS:
                 slots = rows.slots[logprob_rows].tolist()
                 listed = [self._columns.logprob_token_ids[slot] for slot in slots]
-            logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top, listed)
+            if scores is None:
+                logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top, listed)
+            else:  # a beam asks for log probabilities
+                (places,) = self._transfers.upload(np.searchsorted(logprob_rows, beam_rows))
+                raw_logits[places] = scores
+                logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top, listed)
+                logprobs = beam_scores.without_normalization(logprobs, places, scores)
         return SampledTokens(token_ids, logprobs)
 
     def _change_logits(

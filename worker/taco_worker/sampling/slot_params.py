@@ -34,6 +34,7 @@ class Feature(enum.IntFlag):
     GRAMMAR = enum.auto()
     PROCESSORS = enum.auto()
     LOGPROB_TOKEN_IDS = enum.auto()
+    BEAM = enum.auto()  # log probabilities after the changes of logits
 
 
 # Features that read the tokens before the sampled one.
@@ -42,6 +43,15 @@ READS_TOKENS = (
     | Feature.COUNT_PENALTIES
     | Feature.NO_REPEAT_NGRAM
     | Feature.BAD_WORDS
+)
+
+# Features that change logits before the masks of grammars.
+CHANGES_LOGITS = (
+    READS_TOKENS
+    | Feature.LOGIT_BIAS
+    | Feature.MIN_TOKENS
+    | Feature.ALLOWED_TOKENS
+    | Feature.PROCESSORS
 )
 
 
@@ -69,7 +79,7 @@ class SlotSamplingParams:
         eos_token_ids: Sequence[int],
         gives_logprobs: bool = True,
     ) -> None:
-        """`gives_logprobs=False` ignores requests for log probabilities."""
+        """`gives_logprobs=False` ignores requests for log probabilities, except those of beams."""
         self._vocab_size = vocab_size
         self._gives_logprobs = gives_logprobs
         self._eos_token_ids = tuple(eos_token_ids)
@@ -102,7 +112,8 @@ class SlotSamplingParams:
         """
         assert params.seed is not None
         self.seed[slot] = params.seed
-        self.temperature[slot] = params.temperature
+        is_scaled = not (params.use_beam_search and params.is_greedy)
+        self.temperature[slot] = params.temperature if is_scaled else 1.0
         self.top_p[slot] = params.top_p
         self.top_k[slot] = min(params.top_k, self._vocab_size)
         self.min_p[slot] = params.min_p
@@ -128,7 +139,8 @@ class SlotSamplingParams:
         listed = [i for i in params.logprob_token_ids or () if i < self._vocab_size]
         self.logprob_token_ids[slot] = np.array(listed, dtype=np.int64)
         asked = len(listed) or params.logprobs
-        self.logprobs[slot] = self._num_logprobs(asked if self._gives_logprobs else None)
+        gives_logprobs = self._gives_logprobs or params.use_beam_search
+        self.logprobs[slot] = self._num_logprobs(asked if gives_logprobs else None)
 
     def _set_suppressed(self, slot: int, params: SamplingParams) -> None:
         ids = set(params.stop_token_ids or ())
@@ -143,7 +155,7 @@ class SlotSamplingParams:
         self.bias_values[slot] = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
 
     def _features(self, slot: int, params: SamplingParams) -> Feature:
-        random = not params.is_greedy
+        random = not params.is_greedy and not params.use_beam_search
         wanted = {
             Feature.RANDOM: random,
             # Filters always keep the most likely token, so greedy decoding ignores them.
@@ -155,11 +167,14 @@ class SlotSamplingParams:
             Feature.COUNT_PENALTIES: bool(params.presence_penalty or params.frequency_penalty),
             Feature.MIN_TOKENS: params.min_tokens > 0 and self.suppressed_token_ids[slot].size > 0,
             Feature.NO_REPEAT_NGRAM: params.no_repeat_ngram_size > 0,
-            Feature.LOGPROBS: params.logprobs is not None and self._gives_logprobs,
+            Feature.LOGPROBS: self.logprobs[slot] != NO_LOGPROBS,
             Feature.LOGPROB_TOKEN_IDS: self._gives_logprobs
             and self.logprob_token_ids[slot].size > 0,
+            Feature.LOGPROBS: self.logprobs[slot] != NO_LOGPROBS,
             Feature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
             Feature.ALLOWED_TOKENS: self.allowed_token_ids[slot].size > 0,
             Feature.BAD_WORDS: self.bad_words[slot].last.size > 0,
         }
-        return Feature(sum(feature for feature, is_wanted in wanted.items() if is_wanted))
+        features = Feature(sum(feature for feature, is_wanted in wanted.items() if is_wanted))
+        is_changed = bool(features & CHANGES_LOGITS) or self.temperature[slot] != 1.0
+        return features | Feature.BEAM if params.use_beam_search and is_changed else features
