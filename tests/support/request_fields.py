@@ -96,6 +96,8 @@ def _kind_of(schema: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(kinds))
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
     if "$ref" in schema:
         return "object"
     kind = str(schema.get("type", schema.get("description", "")))

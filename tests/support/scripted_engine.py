@@ -52,7 +52,7 @@ def replay(token_ids: list[int], finish: FinishReason = FinishReason.LENGTH) -> 
         last = len(tokens) - 1
         for position, token_id in enumerate(tokens):
             reason = finish if position == last else FinishReason.RUNNING
-            for index in range(request.sampling.num_sequences):
+            for index in range(request.sampling.num_outputs):
                 yield SequenceUpdate(index, [token_id], finish_reason=reason)
 
     return script

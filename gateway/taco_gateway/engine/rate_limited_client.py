@@ -55,7 +55,7 @@ class _LimitedStream:
         self._client = client
         self._limits = limits
         self._request = request
-        self._running = set(range(request.sampling.num_sequences))
+        self._running = set(range(request.sampling.num_outputs))
         self._has_tokens = False
         self._ticket: Ticket | None = None
         self._stream: UpdateStream | None = None
@@ -77,7 +77,7 @@ class _LimitedStream:
             raise
         if update.token_ids:
             self._has_tokens = True
-            ticket.spend(len(update.token_ids))
+            ticket.spend(self._num_generated(update))
         if update.finish_reason != FinishReason.RUNNING:
             self._leave(update.index)
         return update
@@ -101,6 +101,12 @@ class _LimitedStream:
             request = replace(request, tenant=_without_limits(request.tenant))
         self._stream = self._client.generate(request)
         return ticket, self._stream
+
+    def _num_generated(self, update: SequenceUpdate) -> int:
+        """Tokens generated for an update. For each text of a beam search's answer there were more
+        beams, of about its length."""
+        sampling = self._request.sampling
+        return len(update.token_ids) * sampling.num_sequences // sampling.num_outputs
 
     def _leave(self, index: int) -> None:
         """Frees the request's concurrency before its client learns of the end and sends another."""

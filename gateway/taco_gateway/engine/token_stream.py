@@ -39,7 +39,7 @@ class TokenStream:
         self, request: GenerateRequest, on_cancel: Callable[["TokenStream", int | None], None]
     ) -> None:
         self.request = request
-        self.emitted = [array("i") for _ in range(request.sampling.num_sequences)]
+        self.emitted = [array("i") for _ in range(request.sampling.num_outputs)]
         self.num_prompt_logprobs = 0
         self.num_missing_tokens = 0
         self.was_reassigned = False
@@ -49,7 +49,7 @@ class TokenStream:
         deadline = request.deadline
         self._queue_timeout = None if deadline is None else deadline - time.monotonic()
         self._has_progressed = False  # tokens have arrived since it was assigned
-        self._running = set(range(request.sampling.num_sequences))
+        self._running = set(range(request.sampling.num_outputs))
         self._pending: deque[SequenceUpdate] = deque()
         self._num_buffered = 0
         self._touched = False
@@ -149,7 +149,9 @@ class TokenStream:
         if not (self._pending and _merge(self._pending[-1], update)):
             self._pending.append(update)
         self._num_buffered += _num_values(update)
-        if self._num_buffered > MAX_BUFFERED_VALUES:
+        # Beam search emits its whole answer at once, which the request's checks limit.
+        is_over = self._num_buffered > MAX_BUFFERED_VALUES
+        if is_over and not self.request.sampling.use_beam_search:
             self.close()
             self.fail(EngineError(503, "The client does not read its answer."))
         self._wake()

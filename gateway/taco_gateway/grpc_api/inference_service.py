@@ -66,6 +66,7 @@ _STATUS_CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+_EARLY_STOPPING = {"true": True, "false": False}
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a port in use is an error
@@ -326,6 +327,8 @@ def _given(sampling: pb.TextSampling) -> Mapping[str, Any]:
         given[PARAM] = StructuredOutputsParams.from_fields(_fields(constraint))
     if EXTRA_ARGS in given:
         given[EXTRA_ARGS] = extra_args_from_json(given[EXTRA_ARGS])
+    if (early_stopping := given.get("early_stopping")) is not None:
+        given["early_stopping"] = _EARLY_STOPPING.get(early_stopping, early_stopping)
     return given
 
 

@@ -44,6 +44,9 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
 
     n: int | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -101,6 +104,11 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
             )
         if request.stream and request.prompt_logprobs is not None:
             raise InvalidParameterError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
+        if request.stream and request.use_beam_search:
+            raise InvalidParameterError(
+                "use_beam_search cannot be streamed: its texts are known at the end of the search.",
+                "stream",
+            )
         if request.stream and (request.best_of or 0) > (request.n or 1):
             raise InvalidParameterError("best_of above n cannot be streamed.", "best_of")
         return request
@@ -165,6 +173,13 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
         if isinstance(stop, list) and len(stop) > MAX_STOP_STRINGS:
             raise ValueError(f"takes at most {MAX_STOP_STRINGS} strings, got {len(stop)}")
         return stop
+
+    @field_validator("early_stopping", mode="before")
+    @classmethod
+    def _one_of_three(cls, value: object) -> object:
+        if not isinstance(value, bool) and value != "never":
+            raise ValueError('must be true, false or "never"')
+        return value
 
     @field_validator("stop_token_ids", "allowed_token_ids", "logprob_token_ids", mode="before")
     @classmethod

@@ -22,9 +22,6 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
     # structured output
     "structural_tag": _EMPTY,
     # sampling
-    "use_beam_search": _EMPTY,
-    "length_penalty": (1,),
-    "early_stopping": _EMPTY,
     "repetition_detection": _EMPTY,
     "watermarking": _EMPTY,
     # reasoning

@@ -44,6 +44,8 @@ _LONG_PROMPT = 2**14  # tokens; checking more is worth a thread
 _NO_TOKENIZER = "The model is served without a tokenizer: give token ids."
 _FLOAT_FIELDS = frozenset(f.name for f in fields(SamplingParams) if f.type is float)
 _NUMBER_FIELDS = _FLOAT_FIELDS | frozenset(f.name for f in fields(SamplingParams) if f.type is int)
+# Parameters of drawing tokens, which beam search does not do.
+_RANDOM_FIELDS = frozenset({"temperature", "top_p", "top_k", "min_p"})
 
 
 class TextEngine:
@@ -110,6 +112,8 @@ class TextEngine:
             if name in _NUMBER_FIELDS
         }
         chosen = {n: value for n, value in given.items() if value is not None or n == "max_tokens"}
+        if chosen.get("use_beam_search"):
+            defaults = {n: value for n, value in defaults.items() if n not in _RANDOM_FIELDS}
         return SamplingParams(**defaults | chosen)
 
     async def encode(
@@ -308,14 +312,14 @@ class TextEngine:
             params.max_tokens, len(prompt_token_ids), info, clamp=clamp_max_tokens
         )
         check_num_logprobs(params, len(prompt_token_ids), max_tokens)
-        ranks = params.num_sequences > params.n
+        ranks = params.num_outputs > params.n
         needs_logprobs = ranks or sum_logprobs
         request = replace(
             request,
             token_ids=array("i", prompt_token_ids).tobytes(),
             sampling=params.with_updates(
-                n=params.num_sequences,
-                best_of=None,
+                n=params.num_outputs,
+                best_of=params.num_sequences if params.use_beam_search else None,
                 structured_outputs=None,
                 logits_processors=processors_of(params, info, self._processor_pattern),
                 max_tokens=max_tokens,
@@ -337,13 +341,13 @@ class TextEngine:
                 sums_logprobs=needs_logprobs,
                 parser=None if parsing is None else ResponseParser(parsing),
             )
-            for index in range(params.num_sequences)
+            for index in range(params.num_outputs)
         ]
         prompt = None
         if params.prompt_logprobs is not None:
             prompt = PromptLogprobCollector(self._candidates)
         updates = text_updates(partial(self._submit, request), processors, prompt)
-        return best_of(updates, params.num_sequences, params.n) if ranks else updates
+        return best_of(updates, params.num_outputs, params.n) if ranks else updates
 
     async def _submit(self, request: GenerateRequest) -> UpdateStream:
         if request.sampling.bad_words:

@@ -108,6 +108,26 @@ async def test_complete_takes_text_or_token_ids_and_every_parameter(
     assert second.sampling.max_tokens == 16
 
 
+async def test_beam_search_has_its_fields(connect: Connect, tokenizer: Tokenizer) -> None:
+    engine, channel = await connect(replay(words(tokenizer, "lazy dog")))
+    stub = InferenceStub(channel)
+    for early_stopping, meaning in [("", False), ("false", False), ("true", True), ("never",) * 2]:
+        sampling = pb.TextSampling(
+            n=2,
+            best_of=3,
+            use_beam_search=True,
+            length_penalty=0.5,
+            early_stopping=early_stopping,
+            max_tokens=2,
+        )
+        call = stub.Complete(pb.CompleteRequest(text="the", sampling=sampling))
+        replies = [reply async for reply in call]
+        assert {reply.index for reply in replies} == {0, 1}
+        given = engine.requests[-1].sampling
+        assert (given.n, given.best_of, given.use_beam_search) == (2, 3, True)
+        assert (given.length_penalty, given.early_stopping) == (0.5, meaning)
+
+
 @pytest.mark.parametrize(
     ("request_", "code", "param"),
     [

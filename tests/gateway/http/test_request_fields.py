@@ -63,6 +63,7 @@ VALUES: dict[str, Any] = {
     "continue_final_message": True,
     "detokenize": False,
     "documents": [{"text": "a"}],
+    "early_stopping": "never",
     "echo": True,
     "frequency_penalty": 0.5,
     "function_call": "none",
@@ -76,6 +77,7 @@ VALUES: dict[str, Any] = {
     "ignore_eos": True,
     "include_reasoning": False,
     "include_stop_str_in_output": True,
+    "length_penalty": 2.0,
     "logit_bias": {"5": 1.0},
     "logprob_token_ids": [50, 51],
     "logits_processors": ["named:Processor"],
@@ -123,6 +125,7 @@ VALUES: dict[str, Any] = {
     "truncation_side": "right",
     "verbosity": "low",
     "vllm_xargs": {"argument": 1},
+    "use_beam_search": True,
 }
 # What must stand beside a field, on a route or on all.
 BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
@@ -134,6 +137,8 @@ BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
     ("logprob_token_ids", CHAT): {"logprobs": True},
     "guided_whitespace_pattern": {"guided_json": {"type": "object"}},
     "truncation_side": {"truncate_prompt_tokens": 1},
+    "early_stopping": {"use_beam_search": True},
+    "length_penalty": {"use_beam_search": True},
     "continue_final_message": {"add_generation_prompt": False},
     "function_call": {"functions": FUNCTIONS},
     "parallel_tool_calls": {"tools": TOOLS},
