@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taco_llm.args.engine_args import AsyncEngineArgs, EngineArgs
     from taco_llm.async_engine import AsyncLLMEngine
+    from taco_llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from taco_llm.guided_options import GuidedDecodingRequest, LLMGuidedOptions
     from taco_llm.llm import LLM
     from taco_llm.outputs import CompletionOutput, RequestOutput
@@ -23,6 +24,9 @@ _MODULES = {
     "LLM": "taco_llm.llm",
     "AsyncEngineArgs": "taco_llm.args.engine_args",
     "AsyncLLMEngine": "taco_llm.async_engine",
+    "BeamSearchOutput": "taco_llm.beam_search",
+    "BeamSearchParams": "taco_llm.beam_search",
+    "BeamSearchSequence": "taco_llm.beam_search",
     "CompletionOutput": "taco_llm.outputs",
     "EngineArgs": "taco_llm.args.engine_args",
     "GuidedDecodingParams": "taco_proto.structured_outputs",
@@ -41,6 +45,9 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "GuidedDecodingParams",

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from taco_gateway.text.tokenizer.loading import from_transformers, load_transformers_tokenizer
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.async_engine import AsyncLLMEngine
+from taco_llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from taco_llm.guided_options import GuidedDecodingRequest, LLMGuidedOptions, guided_request
 from taco_llm.loop_thread import LoopThread
 from taco_llm.outputs import RequestOutput
@@ -184,6 +185,25 @@ class LLM:
             )
         )
         return self._run(prompts, sampling_params, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptInputs | Sequence[PromptInputs],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Finds the best texts for each prompt by beam search. Results have the prompts' order.
+
+        Args:
+            prompts: as for `generate`.
+            lora_request: must be None, since LoRA adapters are not supported.
+
+        Raises: the same as `generate`.
+        """
+        _reject_unless_none(lora_request=lora_request)
+        outputs = self._run(_as_list(prompts), params.sampling_params(), use_tqdm)
+        return [beam_search_output(output, params) for output in outputs]
 
     @property
     def llm_engine(self) -> AsyncLLMEngine:
