@@ -69,8 +69,7 @@ SOURCES = [
     '"""say "hi" \\""" """',
     "r'\\d\\''",
     'R"""\\n"""',
-    "u'\\u00fc\\x41\\U0001f98a\\N{BULLET}\\101\\0\\7z\\\n\\a\\b\\f\\n\\r\\t\\v\\q'",
-    "'\\ud83e\\udd8a'",
+    "u'\\u00fc\\x41\\U0001f98a\\N{BULLET}\\101\\0\\7z\\\n\\a\\b\\f\\n\\r\\t\\v'",
     "''",
     '""',
     "''''''",
@@ -99,13 +98,15 @@ SOURCES = [
 def test_spellings(source: str) -> None:
     text = f"[ f( a = {source} , ) , ]"
     content, ((name, arguments),), num_whole = whole = result(text)
-    value = ast.literal_eval(source.strip())
-    if source.startswith("'\\ud83e"):
-        value = "🦊"[:1]  # JSON joins the halves of a character
-        value = "\N{FOX FACE}"
     assert (content, name, num_whole) == ("", "f", 1)
-    assert json.loads(arguments) == {"a": value}
+    assert json.loads(arguments) == {"a": ast.literal_eval(source.strip())}
     assert result(text, (1,)) == whole
+
+
+def test_escapes_that_python_reads_otherwise_or_not_at_all() -> None:
+    """JSON joins the halves of a character; an unknown escape is two characters."""
+    _, ((_, arguments),), _ = result(r"[f(a='\ud83e\udd8a', b='\q')]")
+    assert json.loads(arguments) == {"a": "🦊", "b": r"\q"}
 
 
 def test_json_words_and_keys_that_are_no_strings() -> None:
@@ -126,7 +127,6 @@ def test_json_words_and_keys_that_are_no_strings() -> None:
         "[",
         "[]",
         "[f(**{'a': 1})]",
-        "[f(a.b=1)(2)",
         "[import os]",
         f"[{'n' * 400}(a=1)]",
         "see [f(a=1)]",
@@ -134,8 +134,7 @@ def test_json_words_and_keys_that_are_no_strings() -> None:
     ],
 )
 def test_what_is_no_call_is_content(text: str) -> None:
-    expected = (text, [], 0) if text != "[f(a.b=1)(2)" else result(text)
-    assert result(text) == result(text, (1,)) == expected
+    assert result(text) == result(text, (1,)) == (text, [], 0)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,7 @@ def test_what_is_no_literal_ends_the_call(value: str) -> None:
     content, ((name, arguments),), num_whole = whole = result(text)
     assert (content, name, num_whole) == ("", "f", 0)
     assert arguments.startswith('{"a": ')
-    assert "b" not in arguments.removeprefix('{"a": ').replace("b'", "")
+    assert '"b": ' not in arguments
     assert result(text, (1,)) == whole
 
 
