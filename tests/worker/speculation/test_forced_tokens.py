@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from support.checkpoints import make_checkpoint
 from support.engine_driver import make_request, pack
@@ -136,6 +137,23 @@ async def test_batched_and_alone(checkpoint: Path, alone: bool) -> None:
 
 async def test_on_torch(checkpoint: Path) -> None:
     await check(checkpoint, serves="torch", changes={"dtype": "float32"})
+
+
+async def test_forced_tokens_need_no_logits(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker(config(checkpoint))
+    most_likely, num_rows = worker._model.most_likely, list[int]()
+
+    def count(hidden: Tensor, *others: Any) -> Tensor:
+        num_rows.append(hidden.shape[0])
+        return most_likely(hidden, *others)
+
+    monkeypatch.setattr(worker._model, "most_likely", count)
+    async with serve(worker) as service:
+        got = await generate(service, requests()[:1])
+    assert worker.step_metrics.num_forced > 20
+    assert num_rows == [1] * (len(got.tokens[0, 0]) - worker.step_metrics.num_forced)
 
 
 async def test_without_running_ahead(checkpoint: Path) -> None:

@@ -13,6 +13,7 @@ from taco_worker.batch.prompt_logprobs import PromptLogprobRows, find_prompt_log
 from taco_worker.batch.step_input import last_of_each, make_input
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
+from taco_worker.execution.forced_outputs import ForcedOutputs, find_forced_outputs
 from taco_worker.execution.launched_step import (
     KeptTokens,
     LaunchedStep,
@@ -29,7 +30,11 @@ from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.sampler import SampledRows, Sampler
 from taco_worker.sampling.slot_params import CHANGES_LOGITS, NO_LOGPROBS, Array, Feature
 from taco_worker.sampling.token_masks import TokenMasks
-from taco_worker.sampling.typical_acceptance import TypicalAcceptance, draft_candidates
+from taco_worker.sampling.typical_acceptance import (
+    Candidates,
+    TypicalAcceptance,
+    draft_candidates,
+)
 from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.speculation.grammar_drafter import GrammarDrafter
 from taco_worker.speculation.speculator import Speculator
@@ -175,13 +180,15 @@ class ModelRunner:
         if outputs.size != chosen.size:
             hidden = self._pick(hidden, outputs, chosen)
         masks = None if pending_masks is None else pending_masks.result()
-        token_ids, logprobs = self._sample(
-            rows,
-            inputs.positions[chosen] + 1,
-            hidden,
-            None if masks is None else masks.masks,
-            processors,
-        )
+        token_masks = None if masks is None else masks.masks
+        num_tokens = inputs.positions[chosen] + 1
+        forced = None
+        if rows.are_forced and processors is None:
+            forced = find_forced_outputs(rows, self._batch.sampling)
+        if forced is None:
+            token_ids, logprobs = self._sample(rows, num_tokens, hidden, token_masks, processors)
+        else:
+            token_ids, logprobs = self._sample_rest(forced, num_tokens, hidden, token_masks), None
         part = StepPart(
             rows.slots[rows.is_sampled],
             token_ids,
@@ -261,8 +268,36 @@ class ModelRunner:
         processors: StepProcessors | None,
     ) -> tuple[Tensor, LogprobTable | None]:
         """`num_tokens`: the number of tokens before each sampled token."""
-        batch = self._batch
         slots = np.repeat(rows.slots, rows.num_outputs())
+        candidates = None
+        if rows.trees is not None:
+            candidates = draft_candidates(rows.trees, rows.is_sampled)
+        return self._sample_slots(slots, num_tokens, hidden, masks, candidates, processors)
+
+    def _sample_rest(
+        self, forced: ForcedOutputs, num_tokens: IntArray, hidden: Tensor, masks: TokenMasks | None
+    ) -> Tensor:
+        """Sample the tokens that no grammar forces, and return all."""
+        rest = forced.rest
+        token_ids, index = self._transfers.upload(forced.token_ids, rest)
+        if masks is not None:
+            masks = masks.take(rest)
+        sampled, _ = self._sample_slots(
+            forced.slots, num_tokens[rest], hidden[index], masks, None, None
+        )
+        return token_ids.index_copy_(0, index, sampled.long())
+
+    def _sample_slots(
+        self,
+        slots: IntArray,
+        num_tokens: IntArray,
+        hidden: Tensor,
+        masks: TokenMasks | None,
+        candidates: Candidates | None,
+        processors: StepProcessors | None,
+    ) -> tuple[Tensor, LogprobTable | None]:
+        """Sample a token for each of `slots`, which may occur several times."""
+        batch = self._batch
         if not slots.size:
             return torch.empty(0, dtype=torch.int64, device=self._transfers.device), None
         features, num_top = batch.sampling.features[slots], batch.sampling.logprobs[slots]
@@ -270,9 +305,6 @@ class ModelRunner:
         most_logprobs = 0 if masks is None else NO_LOGPROBS
         if not (features & ~_GREEDY).any() and num_top.max() <= most_logprobs:
             return self._most_likely(hidden, num_top, masks)
-        candidates = None
-        if rows.trees is not None:
-            candidates = draft_candidates(rows.trees, rows.is_sampled)
         early_masks = None  # the model may skip what they ban
         if num_top.max() == NO_LOGPROBS and not (features & CHANGES_LOGITS).any():
             early_masks, masks = masks, None

@@ -30,6 +30,12 @@ class TokenMasks:
     bits: Array
     is_complete: Array
 
+    def take(self, rows: Array) -> TokenMasks:
+        """The masks of some rows, ascending, which are the rows of the logits then."""
+        is_taken = np.isin(self.rows, rows)
+        places = np.searchsorted(rows, self.rows[is_taken]).astype(np.int64)
+        return TokenMasks(places, self.bits[is_taken], self.is_complete[is_taken])
+
 
 def num_words(vocab_size: int) -> int:
     return -(-vocab_size // WORD_BITS)
