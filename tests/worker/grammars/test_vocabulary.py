@@ -74,6 +74,9 @@ def test_a_sentencepiece_model(tmp_path: Path, kind: str, options: dict[str, Any
     tokens = pieces_of(content)
     for before in ("", "fox", "fox ", "the"):
         assert allowed(tokenizer, before) == expected(tokens, before, end=2), before
+    assert tokenizer.vocab_size == 701
+    assert all(map(tokenizer.is_special_token, (1, 2, 650, 700)))
+    assert tokenizer.decode_bytes([700]) == b"<|end|>"
 
 
 def test_a_tiktoken_file(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def converted(directory: Path, mode: str) -> bytes:
 def _remove_marks(tokenizer: dict[str, Any]) -> None:
     """Give user-defined symbols their own texts, and make ids without a token special.
 
-    The converter puts `MARK` in front of both, so that encoding finds neither in a text.
+    The converter puts `MARK` in front of both, so that encoding finds neither in a text. It leaves
+    gaps in a vocabulary without scores, for which llguidance would count too few tokens.
     """
     added, model = tokenizer["added_tokens"], tokenizer["model"]
     symbols = {token["content"] for token in added}
@@ -44,6 +45,10 @@ def _remove_marks(tokenizer: dict[str, Any]) -> None:
         model["vocab"] = {
             _unmarked(text) if text in symbols else text: i for text, i in model["vocab"].items()
         }
+        known = set(model["vocab"].values())
+        missing = (i for i in range(max(known, default=0)) if i not in known)
+        gaps = [AddedToken(id=i, content=f"{MARK}{i}") for i in missing]
+        model["vocab"] |= {gap.content: gap.id for gap in gaps}
     else:
         gaps = [
             AddedToken(id=i, content=text)
@@ -53,7 +58,8 @@ def _remove_marks(tokenizer: dict[str, Any]) -> None:
         model["vocab"] = [
             (_unmarked(text) if text in symbols else text, score) for text, score in model["vocab"]
         ]
-        added += [gap.entry() for gap in gaps]
+    added += [gap.entry() for gap in gaps]
+    added.sort(key=lambda token: int(token["id"]))
     for token in added:
         if token["content"] in symbols:
             token["content"] = _unmarked(token["content"])
