@@ -14,7 +14,7 @@ from taco_gateway.api_errors import ApiError
 from taco_gateway.protocol.token_ids import MAX_TOKEN_IDS
 
 MAX_LIST_ITEMS = 4096  # of a list, except lists of integers
-MAX_OBJECT_KEYS = 1024
+MAX_OBJECT_KEYS = 4096  # a JSON schema may have thousands of properties
 MAX_DEPTH = 128
 MAX_VALUES = 2**15  # in the whole body, except lists of integers
 

@@ -23,7 +23,12 @@ from taco_gateway.api_errors import ApiError
 from taco_gateway.http import body_frames, body_parser_pool, strict_json
 from taco_gateway.http.body_parser_process import NICENESS
 from taco_gateway.http.body_reader import read_json_bytes
-from taco_gateway.http.strict_json import MAX_LIST_ITEMS, MAX_VALUES, check_counts
+from taco_gateway.http.strict_json import (
+    MAX_LIST_ITEMS,
+    MAX_OBJECT_KEYS,
+    MAX_VALUES,
+    check_counts,
+)
 from taco_gateway.protocol.request_schemas import CHAT, REQUEST_SCHEMAS, RequestSchema
 from taco_gateway.protocol.tokenize_requests import DetokenizeRequest
 from taco_gateway.sandbox.process_pool import _LimitedProcess
@@ -339,3 +344,10 @@ def test_token_ids_are_checked_in_slices() -> None:
         with pytest.raises(ValidationError, match="its token ids must be in"):
             DetokenizeRequest.from_body({"tokens": ids})
         ids[place] = 7
+
+
+def test_a_schema_may_have_thousands_of_properties() -> None:
+    names = {f"property_{number}": {"type": "integer"} for number in range(MAX_OBJECT_KEYS)}
+    check_counts({"response_format": {"json_schema": {"schema": {"properties": names}}}})
+    with pytest.raises(ApiError, match="at most 4096"):
+        check_counts({"a": {**names, "one more": 1}})
