@@ -132,7 +132,7 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
         self._send(pb.WorkerMessage(store_report=store_report_to_pb(report)))
 
     def _send_grammar_ready(self, ready: GrammarReady) -> None:
-        """Runs in the compiler's thread."""
+        """Runs in a thread of the compiler."""
         self._send(pb.WorkerMessage(grammar_ready=grammar_ready_to_pb(ready)))
 
     def _send_output(self, output: StepOutput) -> None:

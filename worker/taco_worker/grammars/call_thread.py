@@ -1,5 +1,7 @@
 """A thread that runs calls in order and returns their results."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -12,8 +14,13 @@ T = TypeVar("T")
 class CallThread:
     """The thread starts with the first call. It is a daemon: it never delays the process's end."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, niceness: int = 0) -> None:
+        """
+        Args:
+            niceness: added to the process's; on Linux a positive one leaves busy cores to others.
+        """
         self._name = name
+        self._niceness = niceness
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._last: Future[Any] | None = None
 
@@ -32,6 +39,10 @@ class CallThread:
             wait([self._last])
 
     def _run(self) -> None:
+        if self._niceness and sys.platform == "linux":  # elsewhere an id names a process
+            thread_id = threading.get_native_id()
+            usual = os.getpriority(os.PRIO_PROCESS, thread_id)
+            os.setpriority(os.PRIO_PROCESS, thread_id, usual + self._niceness)
         while True:
             future, call = self._calls.get()
             try:

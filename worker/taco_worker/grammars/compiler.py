@@ -1,8 +1,9 @@
-"""Compiles grammars in a thread, and keeps compiled ones."""
+"""Compiles grammars in threads, and keeps compiled ones."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -18,13 +19,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taco.worker")
 
 MAX_CACHE_BYTES = 2**28
+# A larger grammar takes up to a second: steps and small grammars come first.
+_LARGE_CHARS = 2**15
+_NICENESS = 10
 # Estimate of a compiled grammar's memory: a schema of 3,000 properties and 94 KiB takes 31 MB.
 _BASE_BYTES = 2**16
 _BYTES_PER_CHAR = 400
 
 
 class GrammarCompiler:
-    """Compiles grammars in a separate thread. Its methods belong to the model's thread.
+    """Compiles grammars in separate threads. Its methods belong to the model's thread.
+
+    Large grammars have their own thread, of lower priority.
 
     A grammar that the scheduler has named stays until the scheduler releases it. Released grammars
     stay in a cache, which forgets those used longest ago.
@@ -33,18 +39,20 @@ class GrammarCompiler:
     def __init__(self, load_vocabulary: Callable[[], LLTokenizer]) -> None:
         """
         Args:
-            load_vocabulary: called once, in the thread, before the first grammar is compiled.
-                It may raise GrammarError.
+            load_vocabulary: called in a thread before the first grammar is compiled, and again
+                only if it raises GrammarError.
         """
         self._load_vocabulary = load_vocabulary
         self._vocabulary: LLTokenizer | None = None
+        self._is_loading = threading.Lock()
         self._thread = CallThread("grammar-compiler")
+        self._large_thread = CallThread("large-grammars", niceness=_NICENESS)
         self._used: dict[bytes, Future[CompiledGrammar]] = {}
         self._num_bytes: dict[bytes, int] = {}
         self._released: RecentTable[Future[CompiledGrammar]] = RecentTable(MAX_CACHE_BYTES)
 
     def apply(self, command: GrammarCommand, report: Callable[[GrammarReady], None]) -> None:
-        """Release grammars, then compile others; `report` is called in the thread for each."""
+        """Release grammars, then compile others; `report` is called in a thread for each."""
         for key in command.released:
             self._release(key)
         for grammar in command.compiled:
@@ -66,7 +74,9 @@ class GrammarCompiler:
         key = grammar.hash
         future = self._used.get(key) or self._released.pop(key)
         if future is None:
-            future = self._thread.submit(lambda: self._compile(grammar))
+            is_large = len(grammar.text) > _LARGE_CHARS
+            thread = self._large_thread if is_large else self._thread
+            future = thread.submit(lambda: self._compile(grammar))
         self._used[key] = future
         self._num_bytes[key] = _BASE_BYTES + _BYTES_PER_CHAR * len(grammar.text)
         future.add_done_callback(lambda done: report(GrammarReady(key, _error_of(done))))
@@ -80,9 +90,10 @@ class GrammarCompiler:
             self._released.put(key, future, num_bytes)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        if self._vocabulary is None:
-            self._vocabulary = self._load_vocabulary()
-        vocabulary = self._vocabulary
+        with self._is_loading:
+            if self._vocabulary is None:
+                self._vocabulary = self._load_vocabulary()
+            vocabulary = self._vocabulary
         return CompiledGrammar(lambda: self._matcher(vocabulary, grammar.text))
 
     @staticmethod
