@@ -3,15 +3,18 @@
 import functools
 import logging
 import os
+import random
 import re
 import signal
+import sys
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, register_random, settings
 
 from taco_common.logging import ServiceHandler
 
@@ -85,8 +88,48 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    _seed_random_numbers(item.nodeid)
     if item.get_closest_marker("kernels"):
         _build_cpu_kernels()
+
+
+def _seed_random_numbers(name: str) -> None:
+    """Make the random numbers of a test independent of the tests before it in its process.
+
+    $TACO_TEST_SEED chooses others. Libraries that are not imported yet are left alone.
+    """
+    seed = zlib.crc32(f"{os.environ.get('TACO_TEST_SEED', '')}{name}".encode())
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        _TORCH_RANDOM.test_seed = seed
+        _TORCH_RANDOM.seed(0)
+        _register_torch_random()
+
+
+class _TorchRandom:
+    """Torch's random numbers, for hypothesis, which seeds and restores those of Python itself."""
+
+    test_seed = 0
+
+    def seed(self, seed: int) -> None:
+        sys.modules["torch"].manual_seed(self.test_seed + seed)
+
+    def getstate(self) -> object:
+        return sys.modules["torch"].get_rng_state()
+
+    def setstate(self, state: object) -> None:
+        sys.modules["torch"].set_rng_state(state)
+
+
+_TORCH_RANDOM = _TorchRandom()
+
+
+@functools.cache
+def _register_torch_random() -> None:
+    """From now on an example of hypothesis has the same numbers whenever it runs."""
+    register_random(_TORCH_RANDOM)
 
 
 def _folder_markers(path: Path) -> tuple[str, ...]:
