@@ -1,6 +1,7 @@
 """A small tokenizer in Hugging Face's format; it needs no torch."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,8 @@ _CORPUS = (
 _TOKENIZER_VOCAB_SIZE = 384
 
 
-def save_tokenizer(
-    path: Path, *, chat_template: str | None = CHAT_TEMPLATE, add_bos: bool = False
-) -> int:
-    """Write a byte-level BPE tokenizer (any text round-trips) and return its vocabulary's size."""
+def trained_tokenizer() -> Tokenizer:
+    """A byte-level BPE tokenizer with the special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -43,6 +42,23 @@ def save_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
+    return tokenizer
+
+
+def save_tokenizer(
+    path: Path,
+    *,
+    chat_template: str | None = CHAT_TEMPLATE,
+    add_bos: bool = False,
+    added: Sequence[str] = (),
+) -> int:
+    """Write a byte-level BPE tokenizer (any text round-trips) and return its vocabulary's size.
+
+    Args:
+        added: further tokens, which are recognized as a whole.
+    """
+    tokenizer = trained_tokenizer()
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
     if add_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BOS_TOKEN} $A",

@@ -7,6 +7,7 @@ the oracle and by the worker as the thing under test.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def make_checkpoint(
     chat_template: str | None = CHAT_TEMPLATE,
     add_bos: bool = False,
     generation_config: dict[str, Any] | None = None,
+    added_tokens: Sequence[str] = (),
     **overrides: Any,
 ) -> Path:
     """Write a random checkpoint of `architecture` into `path` (created) and return `path`.
@@ -70,10 +72,13 @@ def make_checkpoint(
         chat_template: Jinja source for tokenizer_config.json; None for a model without one.
         add_bos: whether the tokenizer itself puts BOS in front of each text.
         generation_config: the whole of generation_config.json; by default BOS and two EOS ids.
+        added_tokens: tokens that the tokenizer recognizes as a whole.
         overrides: fields of the transformers config, such as `num_key_value_heads=1`.
     """
     path.mkdir(parents=True, exist_ok=True)
-    vocab_size = save_tokenizer(path, chat_template=chat_template, add_bos=add_bos)
+    vocab_size = save_tokenizer(
+        path, chat_template=chat_template, add_bos=add_bos, added=added_tokens
+    )
     model = _random_model(architecture, seed, {"vocab_size": vocab_size, **overrides}).to(dtype)
     if weights == "safetensors":
         model.save_pretrained(path)

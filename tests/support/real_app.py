@@ -1,6 +1,6 @@
 """The gateway's application over a real engine, all in this process."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,21 @@ from taco_worker.worker import Worker
 
 
 @asynccontextmanager
-async def real_app(checkpoint: Path, **worker: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of an application that serves a checkpoint. `worker`: of WorkerConfig."""
+async def real_app(
+    checkpoint: Path, gateway: Mapping[str, Any] | None = None, **worker: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of an application that serves a checkpoint.
+
+    Args:
+        gateway, worker: fields of GatewayConfig and WorkerConfig.
+    """
     model = ModelConfig(model=str(checkpoint))
     settings = {"num_blocks": 256, "max_num_seqs": 8, "num_threads": 1, **worker}
     executor = Worker(WorkerConfig(model=model, **settings))
     try:
         async with serve(executor) as service:
             client = await LocalClient.connect(service)
-            config = GatewayConfig(model=model, scheduler="", log_requests=False)
+            config = GatewayConfig(model=model, scheduler="", log_requests=False, **(gateway or {}))
             app = create_app(config, client, load_tokenizer(model))
             transport = httpx.ASGITransport(app=app)
             try:

@@ -10,6 +10,7 @@ from taco_gateway.protocol.conversation import Conversation
 from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.tools import CallFields
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint
+from taco_gateway.text.grammar.answer_rules import AnswerWish
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import ALL_TOKENS
 
@@ -22,6 +23,9 @@ class ChatCompletionRequest(Conversation, CallFields, GenerationRequest):
     echo: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
+    thinking_token_budget: int | None = Field(
+        default=None, ge=-1, description="tokens of the reasoning; -1: no limit"
+    )
     reasoning_effort: str | None = Field(default=None, max_length=MAX_EFFORT_CHARS)
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -57,6 +61,18 @@ class ChatCompletionRequest(Conversation, CallFields, GenerationRequest):
             if (value := getattr(self, name)) is not None:
                 kwargs.setdefault(name, value)
         return kwargs
+
+    @property
+    def wish(self) -> AnswerWish:
+        """What the request demands of its answer."""
+        budget = self.thinking_token_budget
+        return AnswerWish(
+            tools=self.callable_tools,
+            requires_call=self.requires_call,
+            has_one_call=self.max_calls == 1,
+            has_constraint=self.has_constraint,
+            max_reasoning_tokens=None if budget is None or budget < 0 else budget,
+        )
 
     def client_names(self) -> dict[str, str]:
         return {"prompt": "messages", "logprobs": "top_logprobs", **super().client_names()}

@@ -60,6 +60,11 @@ class StructuredOutputFields(BaseModel):
             raise
 
     @property
+    def has_constraint(self) -> bool:
+        """A field constrains the text."""
+        return bool(self._constraint_names())
+
+    @property
     def constraint_name(self) -> str:
         """The field with the constraint, which errors name."""
         return next(iter(self._constraint_names()), PARAM)

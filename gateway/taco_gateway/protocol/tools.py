@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
+from taco_gateway.text.grammar.answer_rules import CallableTool, Enforcement
 from taco_proto.errors import InvalidParameterError
 
 MAX_TOOLS = 128
@@ -13,7 +14,6 @@ MAX_VALUES = 2**14  # of all tools
 MAX_CHARS = 2**20
 MAX_DEPTH = 64
 _NOTHING: tuple[object, ...] = (False, "", [], {})
-_CONSTRAINED = "needs constrained generation of tool calls, which this server does not support yet"
 
 
 class _Function(BaseModel):
@@ -40,9 +40,12 @@ class ToolFields(BaseModel):
     """
 
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
-    tool_choice: Any = Field(default=None, description="`none` or `auto`")
+    tool_choice: Any = Field(
+        default=None,
+        description="`none`, `auto`, `required`, or an object that names a function",
+    )
     functions: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
-    function_call: Any = Field(default=None, description="`none` or `auto`")
+    function_call: Any = Field(default=None, description="`none`, `auto`, or `{name}`")
 
     @field_validator("tools", "functions", "tool_choice", "function_call", mode="before")
     @classmethod
@@ -72,23 +75,23 @@ class ToolFields(BaseModel):
                     f"{self._tools_name}: two functions have the name {name!r}.", self._tools_name
                 )
             names.add(name)
-        self._check_choice("tool_choice", self.tool_choice, bool(self.tools))
-        self._check_choice("function_call", self.function_call, bool(self.functions))
+        for field, has_tools in (("tool_choice", self.tools), ("function_call", self.functions)):
+            self._check_choice(field, getattr(self, field), names if has_tools else set())
         return self
 
-    def _check_choice(self, field: str, choice: Any, has_tools: bool) -> None:
+    def _check_choice(self, field: str, choice: Any, names: set[str]) -> None:
         if choice in (None, "none", "auto"):
             return
-        if choice != "required" and not isinstance(choice, dict):
+        name = _chosen_name(field, choice)
+        if not name and (choice != "required" or field == "function_call"):
+            allowed = "'none', 'auto'" if field == "function_call" else "'none', 'auto', 'required'"
             raise InvalidParameterError(
-                f"{field} must be 'none', 'auto', 'required' or an object with a function.", field
+                f"{field} must be {allowed} or an object that names a function.", field
             )
-        if not has_tools:
+        if not names:
             raise InvalidParameterError(f"{field} needs functions to choose from.", field)
-        shown = "'required'" if choice == "required" else "a named function"
-        raise InvalidParameterError(
-            f"{field}: {shown} {_CONSTRAINED}; use 'auto'.", field, "unsupported_parameter"
-        )
+        if name and name not in names:
+            raise InvalidParameterError(f"{field}: there is no function {name!r}.", field)
 
     @property
     def _tools_name(self) -> str:
@@ -102,14 +105,41 @@ class ToolFields(BaseModel):
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
         """The functions that the model may call, in the form of chat templates."""
-        choice = self.function_call if self.functions else self.tool_choice
-        return [] if choice == "none" else self._given_tools()
+        return [] if self._choice == "none" else self._given_tools()
 
     @property
     def tool_schemas(self) -> dict[str, Any]:
         """The JSON schema of the parameters of each offered tool, by name."""
         functions = [tool["function"] for tool in self.offered_tools]
         return {function["name"]: function.get("parameters") or {} for function in functions}
+
+    @property
+    def requires_call(self) -> bool:
+        """The answer consists of one or more calls."""
+        return bool(self.offered_tools) and self._choice not in (None, "auto")
+
+    @property
+    def callable_tools(self) -> tuple[CallableTool, ...]:
+        """The functions that the answer may call, with their schemas."""
+        chosen = _chosen_name("function_call" if self.functions else "tool_choice", self._choice)
+        tools: list[CallableTool] = []
+        for index, tool in enumerate(self.offered_tools):
+            function = tool["function"]
+            if chosen and function["name"] != chosen:
+                continue
+            enforcement = Enforcement.LENIENT if self.requires_call else Enforcement.NONE
+            if function.get("strict"):
+                enforcement = Enforcement.STRICT
+            place = f"tools[{index}].function.parameters"
+            if self.functions:
+                place = f"functions[{index}].parameters"
+            schema = function.get("parameters") or {}
+            tools.append(CallableTool(function["name"], schema, place, enforcement))
+        return tuple(tools)
+
+    @property
+    def _choice(self) -> Any:
+        return self.function_call if self.functions else self.tool_choice
 
     def _given_tools(self) -> list[dict[str, Any]]:
         if self.functions:
@@ -132,7 +162,7 @@ def _checked(tool: dict[str, Any], place: str, param: str) -> str:
     """The name of a valid tool.
 
     Raises:
-        InvalidParameterError: it is not valid, or needs a feature that is missing.
+        InvalidParameterError: it is not valid.
     """
     try:
         function = _Tool.model_validate(tool).function
@@ -141,8 +171,14 @@ def _checked(tool: dict[str, Any], place: str, param: str) -> str:
         where = ".".join(map(str, first["loc"]))
         message = f"{place}.{where}: {first['msg']}"
         raise InvalidParameterError(message, param) from None
-    if function.strict:
-        raise InvalidParameterError(
-            f"{place}.function.strict {_CONSTRAINED}.", param, "unsupported_parameter"
-        )
     return function.name
+
+
+def _chosen_name(field: str, choice: Any) -> str:
+    """The function that a choice names; empty: it names none."""
+    if not isinstance(choice, dict):
+        return ""
+    if field == "tool_choice":
+        choice = choice.get("function") if choice.get("type", "function") == "function" else None
+    name = choice.get("name") if isinstance(choice, dict) else None
+    return name if isinstance(name, str) else ""

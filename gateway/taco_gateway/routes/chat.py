@@ -48,7 +48,6 @@ async def _generate(
     _check_tools(gateway, chat)
     gateway.check_chat_template(chat.chat_template)
     gateway.check_accepting()
-    grammar = await gateway.engine.grammar(params)
     tools, documents = chat.offered_tools, chat.documents or ()
     prompt_token_ids = await gateway.engine.encode_chat(
         chat.template_messages,
@@ -61,6 +60,13 @@ async def _generate(
         documents=documents,
         must_fit=chat.truncate_prompt_tokens is None,
     )
+    wish = chat.wish
+    end_ids = gateway.engine.model_info().eos_token_ids
+    rules = gateway.formats.rules(prompt_token_ids, wish, end_ids)
+    # Where a call is required, the answer has no content that a constraint could hold for.
+    if wish.requires_call:
+        params = params.with_updates(structured_outputs=None)
+    grammar = await gateway.engine.grammar(params, rules)
     pins = await gateway.engine.prefix_pins(
         chat.template_messages,
         chat.breakpoints,
@@ -74,14 +80,12 @@ async def _generate(
     updates = gateway.engine.generate(
         await gateway.engine.checked(prompt_token_ids),
         gateway.engine_request(chat, key, params, request_id, pins, grammar),
-        # A constraint holds from the first token on: the text has neither reasoning nor calls.
-        parsing=None
-        if grammar is not None
-        else gateway.formats.options(
+        parsing=gateway.formats.options(
             prompt_token_ids,
             chat.tool_schemas,
             max_calls=chat.max_calls,
             skip_special_tokens=params.skip_special_tokens,
+            content_is_constrained=wish.has_constraint,
         ),
     )
     gateway.metrics.observe_params(len(prompt_token_ids), params.n, chat.asked_max_tokens)

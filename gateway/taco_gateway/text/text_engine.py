@@ -12,6 +12,7 @@ from taco_gateway.engine.engine_client import EngineClient, EngineError, UpdateS
 from taco_gateway.text.bad_words import tokenize_bad_words
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_covered
 from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
+from taco_gateway.text.grammar.answer_rules import AnswerRules
 from taco_gateway.text.grammar.grammar_pool import GrammarPool
 from taco_gateway.text.infill_prompts import InfillPrompts
 from taco_gateway.text.output.best_of import best_of
@@ -79,7 +80,7 @@ class TextEngine:
         )
         self.infill_prompts = InfillPrompts(tokenizer, self.model_info)
         self._candidates = CandidateReader(tokenizer)
-        self._grammars = GrammarPool()
+        self._grammars = GrammarPool(() if tokenizer is None else tokenizer.added_tokens)
         self._processor_pattern = compiled_pattern(processor_pattern)
 
     def model_info(self) -> ModelInfo:
@@ -253,18 +254,23 @@ class TextEngine:
         """The text of a token in log probabilities."""
         return self._candidates.spell(token_id)[0]
 
-    async def grammar(self, params: SamplingParams) -> Grammar | None:
-        """The grammar of a request's constraint, made off the event loop; None: free text.
+    async def grammar(
+        self, params: SamplingParams, rules: AnswerRules | None = None
+    ) -> Grammar | None:
+        """The grammar of a request, made off the event loop; None: free text.
+
+        Args:
+            rules: the parts of an answer besides its content.
 
         Raises:
-            InvalidParameterError: the constraint is invalid, or there is no tokenizer.
+            InvalidParameterError: the constraint or a tool is invalid, or there is no tokenizer.
             EngineError: too many grammars wait (503).
         """
-        if params.structured_outputs is None:
+        if params.structured_outputs is None and rules is None:
             return None
         if self.tokenizer is None:
             raise InvalidParameterError(f"structured_outputs: {_NO_TOKENIZER}", PARAM)
-        return await self._grammars.grammar(params.structured_outputs)
+        return await self._grammars.grammar(params.structured_outputs, rules)
 
     def generate(
         self,
@@ -295,7 +301,7 @@ class TextEngine:
             EngineError: no worker serves the model (503). Also while iterating: the request failed.
         """
         info, params, pins = self.model_info(), request.sampling, request.pins
-        assert (params.structured_outputs is None) == (request.grammar is None)
+        assert params.structured_outputs is None or request.grammar is not None
         is_checked = isinstance(prompt_token_ids, CheckedTokenIds)
         if len(kept := truncated(prompt_token_ids, params, info)) < len(prompt_token_ids):
             prompt_token_ids, pins = kept, ()

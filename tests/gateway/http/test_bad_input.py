@@ -148,7 +148,7 @@ CHAT_ONLY: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": [{"type": "search"}]}),
     ("functions", {"functions": [{"parameters": {}}]}),
     ("tool_choice", {"tool_choice": "always"}),
-    ("function_call", {"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
+    ("function_call", {"functions": [{"name": "f"}], "function_call": {"name": "g"}}),
     ("include_reasoning", {"include_reasoning": "no"}),
     (
         "messages",

@@ -115,6 +115,7 @@ VALUES: dict[str, Any] = {
     "structured_outputs": {"choice": ["a"]},
     "suffix": "!",
     "temperature": 0.5,
+    "thinking_token_budget": 1,
     "tokens": [7],
     "tool_choice": "none",
     "tools": TOOLS,
@@ -183,6 +184,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     save_tokenizer(path, add_bos=True)
     backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
     backend.add_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    backend.add_tokens(["<think>", "</think>"])
     backend.save(str(path / "tokenizer.json"))
     tokenizer = load_tokenizer(ModelConfig(model=str(path)))
     assert tokenizer is not None

@@ -224,14 +224,48 @@ async def test_tools_without_a_parser(make_app: AppMaker, tokenizer: Tokenizer) 
     assert not app.engine.requests
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-async def test_forced_calls_are_rejected(
-    make_app: AppMaker, tokenizer: Tokenizer, choice: Any
+FORCED: list[dict[str, Any]] = [
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+    {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+    {"parallel_tool_calls": False},
+]
+
+
+@pytest.mark.parametrize("fields", FORCED)
+async def test_forced_calls_have_a_grammar(
+    make_app: AppMaker, tokenizer: Tokenizer, fields: dict[str, Any]
 ) -> None:
     app = tool_app(make_app, tokenizer)
-    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice}
-    error = (await app.http.post(PATH, json=body)).json()["error"]
-    assert (error["param"], error["code"]) == ("tool_choice", "unsupported_parameter")
+    message, finish, _ = await whole(app, **{"tools": TOOLS, **fields})
+    assert finish == "tool_calls"
+    assert calls_of(message)
+    assert app.engine.requests[-1].grammar is not None
+    await whole(app, tools=TOOLS)
+    assert app.engine.requests[-1].grammar is None
+
+
+BAD_CHOICES: list[tuple[dict[str, Any], str, str]] = [
+    ({"tool_choice": "any"}, "tool_choice", "'required'"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "names a function"),
+    ({"tool_choice": {"function": {"name": "h"}}}, "tool_choice", "no function 'h'"),
+    ({"tools": None, "tool_choice": "required"}, "tool_choice", "needs functions"),
+    ({"function_call": {"name": "f"}}, "function_call", "needs functions"),
+    ({"tools": None, "functions": [{"name": "f"}], "function_call": "required"},
+     "function_call", "names a function"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), BAD_CHOICES)
+async def test_choices_that_name_nothing(
+    make_app: AppMaker, tokenizer: Tokenizer, fields: dict[str, Any], param: str, words: str
+) -> None:
+    app = tool_app(make_app, tokenizer)
+    response = await app.http.post(PATH, json={"messages": HELLO, "tools": TOOLS, **fields})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
     assert not app.engine.requests
 
 
@@ -248,11 +282,15 @@ def test_unknown_formats_are_rejected(make_app: AppMaker, field: str) -> None:
         make_app(replay([50]), enable_auto_tool_choice=True, **{field: "jinja"})
 
 
-async def test_constrained_text_is_content(make_app: AppMaker, tokenizer: Tokenizer) -> None:
+async def test_constrained_content_follows_the_reasoning(
+    make_app: AppMaker, tokenizer: Tokenizer
+) -> None:
     app = make_app(
-        replay(tokenizer.encode('{"a": 1}', add_special_tokens=False), FinishReason.STOP),
+        replay(
+            tokenizer.encode('so</think>\n{"a": 1}', add_special_tokens=False), FinishReason.STOP
+        ),
         reasoning_parser="deepseek_r1",
     )
     message, finish, _ = await whole(app, response_format={"type": "json_object"})
     assert (message["content"], finish) == ('{"a": 1}', "stop")
-    assert "reasoning" not in message
+    assert message["reasoning"] == "so"

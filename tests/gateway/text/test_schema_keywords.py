@@ -80,7 +80,7 @@ UNKNOWN_FORMATS = ("iri", "uri-reference", "idn-email", "json-pointer", "regex",
 
 @pytest.fixture(scope="module")
 def tokenizer() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_ByteTokens()), slices=[])
+    return LLTokenizer(TokenizerWrapper(_ByteTokens(0)), slices=[])
 
 
 def grammar_of(schema: Any) -> str:

@@ -38,36 +38,66 @@ Path = tuple[str, ...]
 
 
 class ConstraintError(ValueError):
-    """A constraint is invalid. The message is for clients."""
+    """A constraint is invalid. The message is for clients.
+
+    Attributes:
+        param: the field of the request; None: the one with the constraint on the content.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def canonical_text(*grammars: Mapping[str, Any]) -> str:
+    """The canonical form of a grammar and of those to which it refers by name."""
+    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def without_forced_tokens(text: str) -> str:
+    """A canonical grammar of the same texts, whose tokens are the model's choice everywhere.
+
+    Where a grammar leaves one text, llguidance demands the tokens that the tokenizer makes of it.
+    They are wrong if that text spells an added token, which as a token is another text.
+    """
+    first, *others = json.loads(text)["grammars"]
+    start = '%llguidance {"no_forcing": true}\nstart: @whole'
+    return canonical_text({"lark_grammar": start}, {**first, "name": "whole"}, *others)
 
 
 def canonical_grammar(kind: str, value: Any, options: Mapping[str, Any]) -> str:
-    """The canonical grammar of a constraint; it has not been validated.
+    """The canonical form of a constraint; see `grammar_object`."""
+    return canonical_text(grammar_object(kind, value, options))
+
+
+def grammar_object(kind: str, value: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The grammar of a constraint as llguidance reads it; it has not been validated.
 
     Args:
         kind: name of the field of `StructuredOutputsParams` that is set.
         value: its value; a schema is an object, true, false, or a JSON text.
-        options: the other fields.
+        options: the other fields; `lenient`: what cannot be enforced is ignored.
 
     Raises:
         ConstraintError: the schema is no JSON, or the grammar is in no known notation.
     """
     match kind:
         case "json":
-            return _wrapped(json_schema=_with_options(parse_schema(value), options))
+            return {"json_schema": _with_options(parse_schema(value), options)}
         case "json_object":
-            return _wrapped(json_schema=_with_options({"type": "object"}, options))
+            return {"json_schema": _with_options({"type": "object"}, options)}
         case "regex":
-            text: str = LLMatcher.grammar_from_regex(value)
-            return text if value else _wrapped(lark_grammar='start: ""')
+            if not value:
+                return {"lark_grammar": 'start: ""'}
+            found: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(value))["grammars"][0]
+            return found
         case "choice":
-            return _wrapped(
-                lark_grammar="start: " + " | ".join(map(_literal, dict.fromkeys(value)))
-            )
+            texts = map(_literal, dict.fromkeys(value))
+            return {"lark_grammar": f"start: {' | '.join(texts)}"}
     if _OPTIONS in value:  # in a schema inside the grammar
         raise ConstraintError(f"a grammar may not contain {_OPTIONS}")
     try:
-        return _wrapped(lark_grammar=any_to_lark(value))
+        return {"lark_grammar": any_to_lark(value)}
     except Exception as error:  # the converter raises many types
         raise ConstraintError(
             f"the grammar is in neither Lark's nor GBNF notation: {error}"
@@ -114,10 +144,12 @@ def _with_options(schema: dict[str, Any] | bool, options: Mapping[str, Any]) -> 
         part.pop(_OPTIONS, None)
         if options.get("disable_additional_properties") and _is_open_object(part):
             part["additionalProperties"] = False
-    if options.get("disable_any_whitespace"):
-        return {**schema, _OPTIONS: {"whitespace_flexible": False}}
-    pattern = options.get("whitespace_pattern") or DEFAULT_WHITESPACE
-    return {**schema, _OPTIONS: {"whitespace_flexible": True, "whitespace_pattern": pattern}}
+    own: dict[str, Any] = {"whitespace_flexible": not options.get("disable_any_whitespace")}
+    if own["whitespace_flexible"]:
+        own["whitespace_pattern"] = options.get("whitespace_pattern") or DEFAULT_WHITESPACE
+    if options.get("lenient"):
+        own |= {"lenient": True, "coerce_one_of": True}
+    return {**schema, _OPTIONS: own}
 
 
 def _is_open_object(schema: Mapping[str, Any]) -> bool:
@@ -127,7 +159,3 @@ def _is_open_object(schema: Mapping[str, Any]) -> bool:
 
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _wrapped(**grammar: Any) -> str:
-    return json.dumps({"grammars": [grammar]}, ensure_ascii=False, separators=(",", ":"))

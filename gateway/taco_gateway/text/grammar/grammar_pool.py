@@ -3,11 +3,16 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
+from taco_gateway.text.grammar.answer_grammar import answer_grammar
+from taco_gateway.text.grammar.answer_rules import AnswerRules
+from taco_gateway.text.grammar.canonical import ConstraintError, without_forced_tokens
 from taco_proto.errors import InvalidParameterError
 from taco_proto.grammars import MAX_GRAMMAR_BYTES, Grammar, RecentTable
 from taco_proto.structured_outputs import PARAM, StructuredOutputsParams
@@ -20,9 +25,14 @@ _INVALID = "invalid_grammar"
 
 
 class GrammarPool:
-    """Makes grammars. Belongs to the event loop that it is first used on."""
+    """Makes grammars. Belongs to the event loop that it is first used on.
 
-    def __init__(self) -> None:
+    Args:
+        added_tokens: texts of tokens that the tokenizer recognizes as a whole.
+    """
+
+    def __init__(self, added_tokens: Collection[str] = ()) -> None:
+        self._added_token = re.compile("|".join(map(re.escape, added_tokens)) or r"(?!)")
         self._processes = ProcessPool(
             "taco_gateway.text.grammar.grammar_process",
             max_processes=_MAX_PROCESSES,
@@ -32,14 +42,21 @@ class GrammarPool:
         self._slots = asyncio.Semaphore(_MAX_PROCESSES)
         self._num_waiting = 0
 
-    async def grammar(self, constraint: StructuredOutputsParams) -> Grammar:
-        """The grammar of a constraint.
+    async def grammar(
+        self, constraint: StructuredOutputsParams | None, rules: AnswerRules | None = None
+    ) -> Grammar:
+        """The grammar of an answer.
+
+        Args:
+            constraint: on its content, or on the whole text if there are no rules.
+            rules: the other parts of the answer. At least one of both is given.
 
         Raises:
-            InvalidParameterError: the constraint is invalid, too large, or matches no text.
+            InvalidParameterError: the constraint or a tool is invalid, too large, or matches no
+                text.
             EngineError: 503, too many grammars wait.
         """
-        request = await asyncio.to_thread(_request_of, constraint)
+        request = await asyncio.to_thread(_request_of, constraint, rules)
         key = hashlib.blake2b(request, digest_size=16).digest()
         if (known := self._recent.get(key)) is not None:
             return known
@@ -52,14 +69,20 @@ class GrammarPool:
         finally:
             self._num_waiting -= 1
         if "error" in reply:
-            raise _invalid(f"{constraint.kind} is not supported: {reply['error']}")
-        grammar = Grammar.of(reply["text"])
+            raise _rejected(ConstraintError(reply["error"], reply.get("param")), constraint)
+        grammar = await asyncio.to_thread(self._canonical, reply["text"])
         if self._recent.get(key) is None:
             self._recent.put(key, grammar, len(grammar.text))
         return grammar
 
     def close(self) -> None:
         self._processes.close()
+
+    def _canonical(self, text: str) -> Grammar:
+        # Backslashes may be escapes within the spelling of a token.
+        if self._added_token.search(text.replace("\\", "")):
+            text = without_forced_tokens(text)
+        return Grammar.of(text)
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         try:
@@ -71,14 +94,38 @@ class GrammarPool:
         return reply
 
 
-def _request_of(constraint: StructuredOutputsParams) -> bytes:
-    """The message to the process; also identifies the constraint.
+def _request_of(constraint: StructuredOutputsParams | None, rules: AnswerRules | None) -> bytes:
+    """The message to the process; also identifies the grammar.
 
     Raises:
-        InvalidParameterError: the constraint is too deep or too large, or is no JSON.
+        InvalidParameterError: the constraint or a tool is too deep or too large, or is no JSON.
     """
-    kind = constraint.kind
-    value = constraint.value
+    message: dict[str, Any] = {}
+    if constraint is not None:
+        message = _checked_constraint(constraint)
+    if rules is not None:
+        try:
+            answer = answer_grammar(rules, has_content=constraint is not None)
+        except ConstraintError as error:
+            raise _rejected(error, constraint) from None
+        message |= {"answer": asdict(answer), "vocab_size": rules.vocab_size}
+    try:
+        request = json.dumps(message).encode()
+    except (TypeError, ValueError) as error:
+        name = "tools" if constraint is None else constraint.kind
+        raise _invalid(f"{name} is not valid JSON: {error}") from None
+    if len(request) > 2 * MAX_GRAMMAR_BYTES:
+        raise _too_large("the constraint with the tools", len(request))
+    return request
+
+
+def _checked_constraint(constraint: StructuredOutputsParams) -> dict[str, Any]:
+    """The constraint as a message.
+
+    Raises:
+        InvalidParameterError: it is too deep or too large.
+    """
+    kind, value = constraint.kind, constraint.value
     if isinstance(value, Mapping):
         value = dict(value)
     elif isinstance(value, str) and len(value) > MAX_GRAMMAR_BYTES:
@@ -89,13 +136,16 @@ def _request_of(constraint: StructuredOutputsParams) -> bytes:
         "disable_additional_properties": constraint.disable_additional_properties,
         "whitespace_pattern": constraint.whitespace_pattern,
     }
-    try:
-        request = json.dumps({"kind": kind, "value": value, "options": options}).encode()
-    except (TypeError, ValueError) as error:
-        raise _invalid(f"{kind} is not valid JSON: {error}") from None
-    if len(request) > 2 * MAX_GRAMMAR_BYTES:
-        raise _too_large(kind, len(request))
-    return request
+    return {"kind": kind, "value": value, "options": options}
+
+
+def _rejected(
+    error: ConstraintError, constraint: StructuredOutputsParams | None
+) -> InvalidParameterError:
+    if error.param is not None:
+        return InvalidParameterError(str(error), error.param, _INVALID)
+    name = "tools" if constraint is None else constraint.kind
+    return _invalid(f"{name} is not supported: {error}")
 
 
 def _check_depth(kind: str, value: Any) -> None:

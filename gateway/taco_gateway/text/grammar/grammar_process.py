@@ -1,14 +1,23 @@
 """Child process that turns constraints into grammars; `grammar_pool` starts it.
 
 A client's schema or regular expression may take any time and memory to compile; a process can be
-stopped. A request is {"kind", "value", "options"}, the reply {"text"} or {"error"}.
+stopped. A request is {"kind", "value", "options"} for a constraint on the text, {"answer"} for the
+grammar of an answer's parts, or both, with {"vocab_size"}. An answer is {"text", "parts"}, as
+`LarkGrammar` has them. The reply is {"text"}, or {"error"} with the {"param"} that is wrong.
 """
 
 import os
 from typing import Any
 
 from taco_gateway.sandbox.child_loop import serve_json
-from taco_gateway.text.grammar.canonical import ConstraintError, canonical_grammar
+from taco_gateway.text.grammar.answer_rules import param_of
+from taco_gateway.text.grammar.canonical import (
+    ConstraintError,
+    canonical_grammar,
+    canonical_text,
+    grammar_object,
+)
+from taco_gateway.text.grammar.lark_builder import CONTENT, GrammarPart
 from taco_gateway.text.grammar.validation import check_grammar
 from taco_proto.grammars import MAX_GRAMMAR_BYTES
 
@@ -18,17 +27,58 @@ NICENESS = 10  # tokens of other requests come first
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    kind, value = request["kind"], request["value"]
     try:
-        text = canonical_grammar(kind, value, request["options"])
-        if len(text.encode()) > MAX_GRAMMAR_BYTES:
-            raise ConstraintError(f"it is larger than {MAX_GRAMMAR_BYTES} bytes")
-        check_grammar(kind, value, text)
+        return {"text": grammar_text(request)}
     except (ConstraintError, UnicodeEncodeError) as error:
-        return {"error": str(error)}
+        return {"error": str(error), "param": getattr(error, "param", None)}
     except (MemoryError, RecursionError):
-        return {"error": "it is too complex"}
-    return {"text": text}
+        return {"error": "it is too complex", "param": None}
+
+
+def grammar_text(request: dict[str, Any]) -> str:
+    """The canonical grammar of a request, which has been checked.
+
+    Raises:
+        ConstraintError: a constraint is invalid.
+    """
+    grammars = []
+    if (kind := request.get("kind")) is not None:
+        value = request["value"]
+        content = grammar_object(kind, value, request["options"])
+        text = _sized(content)
+        check_grammar(kind, value, text)
+        grammars.append({**content, "name": CONTENT})
+    if (answer := request.get("answer")) is None:
+        return text
+    parts = [GrammarPart(**part) for part in answer["parts"]]
+    for part in parts:
+        options = {"lenient": part.is_lenient}
+        grammars.append({**grammar_object(part.kind, part.value, options), "name": part.name})
+    text = _sized({"lark_grammar": answer["text"]}, *grammars)
+    try:
+        check_grammar("grammar", "", text, request["vocab_size"])
+    except ConstraintError:
+        for part in parts:
+            _check_part(part)
+        raise
+    return text
+
+
+def _check_part(part: GrammarPart) -> None:
+    """Raises ConstraintError with the part's place if the part is invalid by itself."""
+    try:
+        text = canonical_grammar(part.kind, part.value, {"lenient": part.is_lenient})
+        check_grammar(part.kind, part.value, text)
+    except ConstraintError as error:
+        separator = "" if str(error).startswith("/") else ": "
+        raise ConstraintError(f"{part.place}{separator}{error}", param_of(part.place)) from None
+
+
+def _sized(*grammars: dict[str, Any]) -> str:
+    text = canonical_text(*grammars)
+    if len(text.encode()) > MAX_GRAMMAR_BYTES:
+        raise ConstraintError(f"it is larger than {MAX_GRAMMAR_BYTES} bytes")
+    return text
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -18,35 +19,44 @@ _LIMITS = LLParserLimits(
 )
 
 
-class _ByteTokens:
-    """A vocabulary of single bytes: enough to see whether any text is allowed."""
+_BYTES = [bytes([byte]) for byte in range(256)]
 
-    tokens = [bytes([byte]) for byte in range(256)] + [b"\xff<eos>"]
+
+class _ByteTokens:
+    """A vocabulary of single bytes: enough to see whether any text is allowed.
+
+    Args:
+        vocab_size: number of tokens, most of them without text.
+    """
+
     special_token_ids = [256]  # noqa: RUF012
     bos_token_id = None
     eos_token_id = 256
+
+    def __init__(self, vocab_size: int) -> None:
+        self.tokens = [*_BYTES, b"\xff<eos>", *[b""] * (vocab_size - len(_BYTES) - 1)]
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-_tokenizer: LLTokenizer | None = None
+@cache
+def _tokenizer(vocab_size: int) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_ByteTokens(vocab_size)), slices=[])
 
 
-def check_grammar(kind: str, value: Any, text: str) -> None:
+def check_grammar(kind: str, value: Any, text: str, vocab_size: int = 0) -> None:
     """Checks a canonical grammar.
 
     Args:
         kind, value: the constraint that the grammar was made from.
         text: the grammar.
+        vocab_size: number of tokens that the grammar may name.
 
     Raises:
         ConstraintError: it cannot be compiled, or allows no text.
     """
-    global _tokenizer
-    if _tokenizer is None:
-        _tokenizer = LLTokenizer(TokenizerWrapper(_ByteTokens()), slices=[])
-    matcher = LLMatcher(_tokenizer, text, log_level=0, limits=_LIMITS)
+    matcher = LLMatcher(_tokenizer(vocab_size), text, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         raise ConstraintError(_explained(kind, value, matcher.get_error()))
     matcher.compute_bitmask()

@@ -21,6 +21,10 @@ class MarkerTokens:
         added_tokens: ids of the vocabulary's added tokens, by text.
         hidden_ids: tokens without text in the answer.
         literals: the texts of the format.
+
+    Attributes:
+        by_id: symbol and text in the answer of each marker token.
+        ids: id of each marker token, by its spelling.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class MarkerTokens:
             for text, symbol in self._symbols.items()
         }
         self._spellings = {ord(symbol): text for text, symbol in self._symbols.items()}
+        self.ids = {text: added_tokens[text] for text in found}
         self.by_id = {
             added_tokens[text]: (symbol, self._texts[ord(symbol)])
             for text, symbol in self._symbols.items()

@@ -1,17 +1,24 @@
 """The formats of the served model, and the parser options of its requests."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from taco_gateway.text.grammar.answer_rules import (
+    AnswerRules,
+    AnswerWish,
+    CallRules,
+    ReasoningRules,
+    ids_without_text,
+)
 from taco_gateway.text.response.built_in import REASONING_FORMATS, TOOL_FORMATS
-from taco_gateway.text.response.formats import ReasoningFormat
+from taco_gateway.text.response.formats import ReasoningFormat, ToolFormat
 from taco_gateway.text.response.marker_tokens import MarkerTokens
 from taco_gateway.text.response.plugins import Reasoning, Tools, load_reasoning, load_tools
 from taco_gateway.text.response.response_parser import ParserOptions
 from taco_gateway.text.response.response_template import reasoning_format, tool_format
 from taco_gateway.text.response.template_patterns import TemplateError
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ConfigurationError, InvalidParameterError
 
 Format = TypeVar("Format")
 AUTO = "auto"
@@ -65,6 +72,7 @@ class ResponseFormats:
         *,
         max_calls: int | None,
         skip_special_tokens: bool,
+        content_is_constrained: bool = False,
     ) -> ParserOptions | None:
         """What to look for in the answers of one request; None: they are content only.
 
@@ -72,14 +80,12 @@ class ResponseFormats:
             schemas: the JSON schema of the parameters of each tool, by name.
             max_calls: number of calls that end an answer; None: no limit.
             skip_special_tokens: special tokens have no text.
+            content_is_constrained: content with markers in it is content.
         """
         tools = self._tools if schemas else None
         if self._tokenizer is None or (tools is None and self._reasoning is None):
             return None
-        prompt_end = ""
-        if self._reasoning is not None:
-            tail = list(prompt_token_ids[-_PROMPT_TAIL:])
-            prompt_end = self._tokenizer.decode(tail, skip_special_tokens=False)
+        prompt_end = self._prompt_end(self._tokenizer, prompt_token_ids)
         return ParserOptions(
             markers=self._marker_tokens(self._tokenizer, skip_special_tokens),
             reasoning=self._reasoning,
@@ -88,6 +94,88 @@ class ResponseFormats:
             starts_inside_reasoning=self._starts_inside(prompt_end.rstrip()),
             prompt_end=prompt_end,
             max_calls=max_calls,
+            calls_begin_answer=content_is_constrained,
+        )
+
+    def rules(
+        self, prompt_token_ids: Sequence[int], wish: AnswerWish, end_ids: Collection[int]
+    ) -> AnswerRules | None:
+        """What a grammar has to make sure of in the answer of one request; None: nothing.
+
+        Args:
+            end_ids: tokens that end the answer.
+
+        Raises:
+            InvalidParameterError: the server's formats cannot serve the request.
+        """
+        calls = self._call_rules(wish)
+        reasoning = self._reasoning_rules(prompt_token_ids, wish)
+        limits_reasoning = wish.max_reasoning_tokens is not None
+        is_needed = limits_reasoning or (wish.has_constraint and reasoning is not None)
+        if self._tokenizer is None or not (is_needed or calls is not None):
+            return None
+        added, special = self._tokenizer.added_tokens, self._tokenizer.special_ids
+        return AnswerRules(
+            markers=self._marker_tokens(self._tokenizer, skip_special_tokens=False).ids,
+            special_ids=ids_without_text(added, special),
+            end_ids=frozenset(end_ids),
+            vocab_size=self._tokenizer.vocab_size,
+            reasoning=reasoning,
+            calls=calls,
+        )
+
+    def _call_rules(self, wish: AnswerWish) -> CallRules | None:
+        """Raises InvalidParameterError: the calls need a grammar, and the format has none."""
+        if self._tools is None or not wish.constrains_calls:
+            return None
+        if isinstance(self._tools, ToolFormat):
+            return CallRules(
+                format=self._tools,
+                tools=wish.tools,
+                is_required=wish.requires_call,
+                has_one_call=wish.has_one_call,
+            )
+        for field, is_given in (
+            ("tool_choice", wish.requires_call),
+            ("tools", wish.has_strict_tool),
+            ("response_format", wish.has_constraint),
+        ):
+            if is_given:
+                raise InvalidParameterError(
+                    f"{field}: the server's parser of tool calls is a class, which gives no "
+                    "grammar: only tool_choice 'auto' without strict tools and constraints is "
+                    "supported.",
+                    field,
+                    "unsupported_parameter",
+                )
+        return None
+
+    def _reasoning_rules(
+        self, prompt_token_ids: Sequence[int], wish: AnswerWish
+    ) -> ReasoningRules | None:
+        """None: the answer has no reasoning that a grammar has to allow.
+
+        Raises InvalidParameterError: its length is limited, and the format has no grammar.
+        """
+        form = self._reasoning
+        if not isinstance(form, ReasoningFormat):
+            if wish.max_reasoning_tokens is not None:
+                raise InvalidParameterError(
+                    "thinking_token_budget is not supported by this server: start it with "
+                    "--reasoning-parser and the name of a format that is no class.",
+                    "thinking_token_budget",
+                    "unsupported_parameter",
+                )
+            return None
+        if self._tokenizer is None:
+            return None
+        prompt_end = self._prompt_end(self._tokenizer, prompt_token_ids).rstrip()
+        if prompt_end.endswith(form.closes):
+            return None
+        return ReasoningRules(
+            format=form,
+            has_begun=self._starts_inside(prompt_end),
+            max_tokens=wish.max_reasoning_tokens,
         )
 
     def _marker_tokens(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> MarkerTokens:
@@ -97,6 +185,13 @@ class ResponseFormats:
                 tokenizer.added_tokens, hidden, self._literals()
             )
         return self._markers[skip_special_tokens]
+
+    def _prompt_end(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> str:
+        """The text in which the prompt may open or close the reasoning."""
+        if self._reasoning is None:
+            return ""
+        tail = list(prompt_token_ids[-_PROMPT_TAIL:])
+        return tokenizer.decode(tail, skip_special_tokens=False)
 
     def _literals(self) -> tuple[str, ...]:
         literals: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ class ParserOptions:
         starts_inside_reasoning: the prompt has opened the reasoning.
         prompt_end: text of the last tokens of the prompt, for a class.
         max_calls: the answer ends with this call; None: no limit.
+        calls_begin_answer: text that does not begin with a call is content, whatever follows.
     """
 
     markers: MarkerTokens
@@ -40,6 +41,7 @@ class ParserOptions:
     starts_inside_reasoning: bool = False
     prompt_end: str = ""
     max_calls: int | None = None
+    calls_begin_answer: bool = False
 
 
 class ResponseParser:
@@ -170,6 +172,12 @@ class ResponseParser:
                 self._answer.known_names = None
             else:
                 content.add(spaces)
+        if self._options.calls_begin_answer and not self._answer.num_calls:
+            content.add((yield from self._cursor.spaces()))
+            if opened := (yield from self._cursor.take(opens)):
+                yield from self._read_section(tools, opened)
+            else:
+                opens = Texts(())
         while not self.is_over:
             opened = yield from self._cursor.until(opens, content.add)
             if not opened:

@@ -1,0 +1,115 @@
+"""Makes the grammar of a whole answer: its reasoning, then its content or its calls."""
+
+from collections.abc import Sequence
+
+from taco_gateway.text.grammar.answer_rules import AnswerRules
+from taco_gateway.text.grammar.call_grammar import CallGrammar
+from taco_gateway.text.grammar.canonical import ConstraintError
+from taco_gateway.text.grammar.free_text import Branch, FreeText, Reading
+from taco_gateway.text.grammar.lark_builder import (
+    CONTENT,
+    SPACES,
+    LarkBuilder,
+    LarkGrammar,
+    choice,
+    sequence,
+)
+
+
+def answer_grammar(rules: AnswerRules, *, has_content: bool) -> LarkGrammar:
+    """The grammar of an answer.
+
+    Args:
+        has_content: a constraint, to which the grammar refers as `CONTENT`, holds for the content.
+
+    Raises:
+        ConstraintError: the formats of calls and reasoning cannot express the rules.
+    """
+    lark = LarkBuilder(rules.markers)
+    start = _Answer(lark, rules, has_content).expression()
+    return lark.grammar(start)
+
+
+class _Answer:
+    def __init__(self, lark: LarkBuilder, rules: AnswerRules, has_content: bool) -> None:
+        self._lark = lark
+        self._rules = rules
+        self._has_content = has_content
+        self._calls = None if rules.calls is None else CallGrammar(lark, rules.calls)
+        self._is_free = not has_content and not (rules.calls and rules.calls.is_required)
+
+    def expression(self) -> str:
+        reasoning = self._rules.reasoning
+        if reasoning is None:
+            return self._rest(())
+        form = reasoning.format
+        after = self._reasoning()
+        if reasoning.has_begun:
+            return after
+        free = self._free_text() if self._is_free else None
+        begins = self._lark.literal if free is None else free.begins
+        return choice([f"{choice(map(begins, form.opens))} {after}", self._rest(form.opens)])
+
+    def _reasoning(self) -> str:
+        """The rest of the answer behind the marker that opens the reasoning."""
+        reasoning = self._rules.reasoning
+        assert reasoning is not None
+        rest = self._rest(()) if self._is_free else f"{self._spaces()} {self._rest(())}"
+        rest = self._lark.rule(rest)
+        text = FreeText(
+            self._lark, reasoning.format.closes, self._rules.special_ids, self._rules.end_ids
+        )
+        if reasoning.max_tokens is not None and text.reading is not Reading.TOKENS:
+            raise ConstraintError(
+                "thinking_token_budget needs a model in which one token ends the reasoning",
+                "thinking_token_budget",
+            )
+        return self._lark.rule(
+            text.until(
+                [Branch(marker, rest) for marker in reasoning.format.closes],
+                may_end=self._is_free,
+                max_tokens=reasoning.max_tokens,
+            )
+        )
+
+    def _rest(self, not_first: Sequence[str]) -> str:
+        """The answer without its reasoning.
+
+        Args:
+            not_first: markers that would open the reasoning.
+        """
+        if not self._is_free:
+            parts = [f"@{CONTENT}"] if self._has_content else []
+            if self._calls is not None:
+                parts.append(self._calls.sections())
+            return choice(parts)
+        text = self._free_text()
+        if self._calls is None or self._rules.calls is None:
+            return text.until((), may_end=True, not_first=not_first)
+        form = self._rules.calls.format
+        rest = self._calls.after_marker()
+        branches = [Branch(marker, rest) for marker in form.opens]
+        if not form.starts_answer:
+            return text.until(branches, may_end=True, not_first=not_first)
+        free = text.until(
+            branches, may_end=True, not_first=not_first, not_first_char=form.first_char
+        )
+        return choice([sequence((self._spaces(), self._calls.unmarked())), free])
+
+    def _free_text(self) -> FreeText:
+        """Free text as content, up to the first call."""
+        rules, markers, starts_answer = self._rules, list[str](), False
+        if rules.reasoning is not None:
+            form = rules.reasoning.format
+            markers += form.closes
+            if not rules.reasoning.has_begun:
+                markers += form.opens
+        if rules.calls is not None:
+            markers += rules.calls.format.opens
+            starts_answer = rules.calls.format.starts_answer
+        return FreeText(
+            self._lark, markers, rules.special_ids, rules.end_ids, needs_bytes=starts_answer
+        )
+
+    def _spaces(self) -> str:
+        return f"{self._lark.terminal(SPACES)}?"

@@ -1,0 +1,165 @@
+"""Rules for the tool calls of an answer, made from the format in which the model writes them."""
+
+import json
+from collections.abc import Sequence
+
+from taco_gateway.text.grammar.answer_rules import CallableTool, CallRules, Enforcement
+from taco_gateway.text.grammar.lark_builder import (
+    SPACES,
+    LarkBuilder,
+    choice,
+    quoted,
+    sequence,
+)
+from taco_gateway.text.grammar.object_schema import object_schema
+from taco_gateway.text.grammar.python_arguments import is_python_name, python_arguments
+from taco_gateway.text.grammar.tagged_values import tagged_arguments
+from taco_gateway.text.response.formats import JsonCall, NamedCall, TaggedCall
+
+
+class CallGrammar:
+    """Writes the rules of one request's calls.
+
+    Raises:
+        ConstraintError: the format cannot write a tool's name or arguments.
+    """
+
+    def __init__(self, lark: LarkBuilder, rules: CallRules) -> None:
+        self._lark = lark
+        self._rules = rules
+        self._format = rules.format
+        self._spaces = f"{lark.terminal(SPACES)}?"
+        self._closes = [lark.literal(marker) for marker in self._format.closes]
+        self._single = self._single_calls()
+        self._listed = ""
+        if self._format.json_call is not None:
+            self._listed = self._several(self._json_calls(self._format.json_call))
+        if self._format.python_call is not None:
+            self._listed = self._several(self._python_calls())
+        self._section = lark.rule(self._one_section())
+
+    def after_marker(self) -> str:
+        """The rest of an answer behind the marker that opens its first section of calls."""
+        if self._rules.has_one_call or (self._listed and not self._closes and not self._single):
+            return self._section
+        again = sequence((self._spaces, self._any_marker()))
+        if self._closes:
+            return self._lark.rule(f"{self._section} ({again} {self._section})*")
+        # Without a marker that closes it, a list is the last section.
+        repeated = f"{self._spaces} {self._single} ({again} {self._spaces} {self._single})*"
+        listed = [f"{self._spaces} {self._listed}"] if self._listed else []
+        return self._lark.rule(choice([repeated, *listed]))
+
+    def sections(self) -> str:
+        """An answer of calls only."""
+        marked = sequence((self._any_marker(), self.after_marker()))
+        if not self._format.starts_answer:
+            return marked
+        return choice([marked, self.unmarked()])
+
+    def unmarked(self) -> str:
+        """An answer of calls that begins without a marker."""
+        return self._lark.rule(sequence((self._spaces, self._forms())))
+
+    def _forms(self) -> str:
+        """The calls between the markers of a section."""
+        return choice(form for form in (self._listed, self._single) if form)
+
+    def _any_marker(self) -> str:
+        return choice(map(self._lark.literal, self._format.opens))
+
+    def _one_section(self) -> str:
+        """A section of calls without the marker that opens it."""
+        end = sequence((self._spaces, choice(self._closes))) if self._closes else ""
+        return sequence((self._spaces, self._forms(), end))
+
+    def _single_calls(self) -> str:
+        """Calls outside of a list; empty: the format has no such calls."""
+        form = self._format
+        if form.tagged_call is not None:
+            return self._tagged_calls(form.tagged_call)
+        if form.named_call is None:
+            return ""
+        call = self._named_calls(form.named_call)
+        if form.named_call.after and self._closes and not self._rules.has_one_call:
+            # Their own markers enclose them, so they may follow each other.
+            return f"{call} ({self._spaces} {call})*"
+        return call
+
+    def _several(self, call: str) -> str:
+        """Calls in brackets, or with separators."""
+        spaces, separator = self._spaces, self._format.separator
+        calls = call
+        if separator and not self._rules.has_one_call:
+            calls = f"{call} ({spaces} {quoted(separator)} {spaces} {call})*"
+        if not self._format.has_list:
+            return calls
+        return f'"[" {spaces} {calls} {spaces} "]"'
+
+    def _json_calls(self, form: JsonCall) -> str:
+        spaces = self._spaces
+        keys = choice(quoted(json.dumps(key)) for key in form.argument_keys)
+        between = self._lark.rule(f'{spaces} "," {spaces} {keys} {spaces} ":" {spaces}')
+        calls = [
+            f"{quoted(json.dumps(tool.name, ensure_ascii=False))} {between} {self._object(tool)}"
+            for tool in self._rules.tools
+        ]
+        name_key = quoted(json.dumps(form.name_key))
+        begin = f'"{{" {spaces} {name_key} {spaces} ":" {spaces}'
+        return self._lark.rule(f'{begin} {choice(calls)} {spaces} "}}"')
+
+    def _named_calls(self, form: NamedCall) -> str:
+        before = self._lark.literal(form.before) if form.before else ""
+        # An end that is no brace is text between the name and the arguments.
+        between = "".join(form.between[:1] or [end for end in form.name_ends[:1] if end != "{"])
+        after = self._lark.literal(form.after[0]) if form.after else ""
+        calls = [
+            sequence(
+                (
+                    quoted(self._plain_name(tool, form.name_ends)),
+                    self._lark.literal(between),
+                    self._object(tool),
+                )
+            )
+            for tool in self._rules.tools
+        ]
+        return self._lark.rule(sequence((before, choice(calls), after)))
+
+    def _python_calls(self) -> str:
+        calls = []
+        for tool in self._rules.tools:
+            if not is_python_name(tool.name):
+                raise tool.error(f"the model's format of calls cannot write the name {tool.name!r}")
+            calls.append(f'{quoted(f"{tool.name}(")} {python_arguments(self._lark, tool)} ")"')
+        return self._lark.rule(choice(calls))
+
+    def _tagged_calls(self, form: TaggedCall) -> str:
+        literal = self._lark.literal
+        calls = [
+            sequence(
+                (
+                    quoted(self._plain_name(tool, (form.name_closes,))),
+                    literal(form.name_closes),
+                    self._spaces,
+                    tagged_arguments(self._lark, form, tool),
+                )
+            )
+            for tool in self._rules.tools
+        ]
+        return self._lark.rule(
+            sequence((literal(form.name_opens), choice(calls), literal(form.call_closes)))
+        )
+
+    def _object(self, tool: CallableTool) -> str:
+        """The arguments as a JSON object."""
+        schema = {"type": "object"}
+        if tool.enforcement is not Enforcement.NONE:
+            schema = object_schema(tool)
+        is_lenient = tool.enforcement is not Enforcement.STRICT
+        return self._lark.part("json", schema, tool.place, is_lenient=is_lenient)
+
+    def _plain_name(self, tool: CallableTool, ends: Sequence[str]) -> str:
+        """The name of a tool where it is not quoted."""
+        if tool.name != tool.name.strip() or any(end in tool.name for end in ends):
+            raise tool.error(f"the model's format of calls cannot write the name {tool.name!r}")
+        return tool.name

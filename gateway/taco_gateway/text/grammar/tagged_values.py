@@ -1,0 +1,171 @@
+"""Rules for the arguments of a call that a model writes between tags, most of them as plain text.
+
+The reader of `typed_values` turns a text into the first type of its schema that it fits. So a
+string is written as plain text, and a value of any other type as JSON.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from taco_gateway.text.grammar.answer_rules import CallableTool, Enforcement
+from taco_gateway.text.grammar.lark_builder import (
+    SPACES,
+    LarkBuilder,
+    choice,
+    quoted,
+    regex,
+    sequence,
+)
+from taco_gateway.text.grammar.object_schema import (
+    ANNOTATIONS,
+    NOT_WRITABLE,
+    Property,
+    is_open_object,
+    properties,
+)
+from taco_gateway.text.response.formats import TaggedCall
+from taco_gateway.text.response.local_refs import resolved
+from taco_gateway.text.response.typed_values import value_types
+
+_TEXT = r"/(?s:.*)/"
+_KEY = r"/[A-Za-z0-9_.-]{1,64}/"
+_STRING_KEYWORDS = frozenset({"const", "enum", "maxLength", "minLength", "pattern", "type"})
+_UNIONS = ("anyOf", "oneOf", "allOf")
+_ANCHORED = re.compile(r"(\^?)(.*?)((?<!\\)\$)?", re.DOTALL)
+
+
+def tagged_arguments(lark: LarkBuilder, form: TaggedCall, tool: CallableTool) -> str:
+    """An expression for the arguments of a call, up to its end.
+
+    Raises:
+        ConstraintError: the format cannot write the arguments that the schema demands.
+    """
+    return _Arguments(lark, form, tool).expression()
+
+
+class _Arguments:
+    def __init__(self, lark: LarkBuilder, form: TaggedCall, tool: CallableTool) -> None:
+        self._lark = lark
+        self._form = form
+        self._tool = tool
+        self._spaces = f"{lark.terminal(SPACES)}?"
+        self._margin = "" if form.trims_values else "\n"  # which the reader removes
+        is_plain = all(isinstance(piece, str) for piece in lark.pieces(form.value_closes))
+        self._plain_end = f"{self._margin}{form.value_closes}" if is_plain else ""
+        self._end = lark.literal(f"{self._margin}{form.value_closes}")
+
+    def expression(self) -> str:
+        named = list(properties(self._tool))
+        is_open = self._tool.enforcement is not Enforcement.STRICT and is_open_object(self._tool)
+        if self._tool.enforcement is Enforcement.NONE or (is_open and not named):
+            key = self._lark.terminal(_KEY)
+            literal = self._lark.literal
+            opening = f"{literal(self._form.key_opens)} {key} {literal(self._opening_end)}"
+            return f"({opening} {self._text({})} {self._spaces})*"
+        return sequence(self._argument(part) for part in named)
+
+    @property
+    def _opening_end(self) -> str:
+        return f"{self._form.key_closes}{self._margin}"
+
+    def _argument(self, part: Property) -> str:
+        form = self._form
+        values = []
+        if form.key_closes not in part.name and part.name == part.name.strip():
+            values = list(self._values(part))
+        if not values:
+            if part.is_required:
+                raise self._tool.error(f"the property {NOT_WRITABLE}", _path(part))
+            return ""
+        literal = self._lark.literal
+        opening = f"{literal(form.key_opens)} {quoted(part.name)} {literal(self._opening_end)}"
+        argument = self._lark.rule(f"{opening} {choice(values)} {self._spaces}")
+        return argument if part.is_required else f"{argument}?"
+
+    def _values(self, part: Property) -> Iterator[str]:
+        root = self._tool.schema
+        types = value_types(root, part.name)
+        others = list(dict.fromkeys(name for name in types if name != "string"))
+        is_lenient = self._tool.enforcement is not Enforcement.STRICT
+        if others:
+            document = part.document
+            if "string" in types:
+                document = {"allOf": [{**document}], "type": others, "$defs": document["$defs"]}
+                del document["allOf"][0]["$defs"]
+            place = f"{self._tool.place}{_path(part)}"
+            value = self._lark.part("json", document, place, is_lenient=is_lenient)
+            yield f"{value} {self._end}"
+        if "string" in types or not others:
+            for described in _strings(root, part.schema):
+                if not is_lenient:
+                    self._check_keywords(described, part)
+                if (text := self._string(described)) is not None:
+                    yield text
+
+    def _string(self, described: Mapping[str, Any]) -> str | None:
+        """An expression for the strings of a schema and their end; None: no string is valid."""
+        chosen = described.get("enum")
+        if "const" in described:
+            chosen = [described["const"]]
+        if isinstance(chosen, list):
+            texts = [text for text in chosen if isinstance(text, str)]
+            written = [f"{quoted(text)} {self._end}" for text in texts if self._fits(text)]
+            return choice(written) if written else None
+        return self._text(described)
+
+    def _check_keywords(self, described: Mapping[str, Any], part: Property) -> None:
+        for keyword in described:
+            if keyword not in _STRING_KEYWORDS | ANNOTATIONS:
+                raise self._tool.error(f"keyword {keyword!r} {NOT_WRITABLE}", _path(part))
+
+    def _fits(self, text: str) -> bool:
+        if self._form.trims_values and text != text.strip():
+            return False
+        return self._form.value_closes not in text
+
+    def _text(self, described: Mapping[str, Any]) -> str:
+        lark = self._lark
+        text = lark.terminal(_TEXT)
+        parts = [text, f"~({text} {quoted(self._form.value_closes)} {text})"]
+        least, most = described.get("minLength", 0), described.get("maxLength", "")
+        if (least, most) != (0, "") and all(isinstance(n, int | str) for n in (least, most)):
+            parts.append(f"/(?s:.{{{least},{most}}})/")
+        pattern = described.get("pattern")
+        if isinstance(pattern, str):
+            parts.append(_whole_text(pattern))
+        if self._form.trims_values:
+            parts.append(r"/(\S((?s:.*)\S)?)?/")
+        kept = lark.terminal(" & ".join(parts))
+        if not self._plain_end:  # a token ends the value
+            return f"{kept} {lark.literal(self._form.value_closes)}"
+        return lark.rule(f"{kept} {quoted(self._plain_end)}", "[lazy]")
+
+
+def _whole_text(pattern: str) -> str:
+    """An expression for texts that contain a match of a JSON schema's pattern."""
+    found = _ANCHORED.fullmatch(pattern)
+    assert found is not None
+    before = "" if found[1] else "(?s:.*)"
+    after = "" if found[3] else "(?s:.*)"
+    return regex(f"{before}(?:{found[2]}){after}")
+
+
+def _strings(root: Any, schema: Any) -> Iterator[Mapping[str, Any]]:
+    """The parts of a property's schema that may describe strings, with their own keywords."""
+    part = resolved(root, schema)
+    if not isinstance(part, dict):
+        if part is True:
+            yield {}
+        return
+    unions = [part[name] for name in _UNIONS if isinstance(part.get(name), list)]
+    for choices in unions:
+        for inner in choices:
+            yield from _strings(root, inner)
+    kinds = part.get("type")
+    if not unions and (kinds is None or kinds == "string" or "string" in kinds):
+        yield part
+
+
+def _path(part: Property) -> str:
+    return f"/properties/{part.name}"
