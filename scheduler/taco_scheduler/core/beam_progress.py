@@ -18,10 +18,10 @@ from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason
 from taco_scheduler.admission.validation import length_limit
 from taco_scheduler.core.request_registry import RequestRegistry
-from taco_scheduler.core.step_tokens import StepTokens
 from taco_scheduler.core.stop import StopChecker
 from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.state.beam_search import Beam, BeamSearch, Candidates, Hypothesis
+from taco_scheduler.state.output_tokens import OutputTokens
 from taco_scheduler.state.sequence import Request, Sequence, Status
 from taco_scheduler.state.worker_state import WorkerState
 
@@ -43,7 +43,7 @@ class BeamProgress:
         self._stops = stops
         self._requests = requests
 
-    def take(self, sequence: Sequence, new: StepTokens) -> Sequence | None:
+    def take(self, sequence: Sequence, new: OutputTokens) -> Sequence | None:
         """Take the candidates of a beam, and advance its search if they are the last ones.
 
         Args:

@@ -9,11 +9,11 @@ from taco_scheduler.admission.validation import length_limit
 from taco_scheduler.core.beam_progress import BeamProgress
 from taco_scheduler.core.preemption import Preemption
 from taco_scheduler.core.request_registry import RequestRegistry
-from taco_scheduler.core.step_tokens import StepTokens
 from taco_scheduler.core.stop import StopChecker
 from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.in_flight import InFlightStep
+from taco_scheduler.state.output_tokens import OutputTokens
 from taco_scheduler.state.sequence import Request, Sequence
 from taco_scheduler.state.worker_state import WorkerState
 
@@ -52,7 +52,7 @@ class OutputCommitter:
         """Commit an output that has been checked against its step."""
         if output.prompt_logprobs is not None:
             self._emit_prompt_logprobs(step, output)
-        new = StepTokens.of(output)
+        new = OutputTokens.of(output)
         owned = self._batch.slot_generation[new.slots] == step.sampled_generations
         if step.max_drafts.any():
             self._batch.drafts_in_flight[new.slots[owned]] -= step.max_drafts[owned]
@@ -71,7 +71,7 @@ class OutputCommitter:
         if new.slots.size:
             self._commit_rows(new, now)
 
-    def _commit_beams(self, new: StepTokens, now: float) -> StepTokens:
+    def _commit_beams(self, new: OutputTokens, now: float) -> OutputTokens:
         """Commit the rows of running beams; returns the other rows."""
         is_beam = self._batch.is_beam[new.slots]
         for row in np.flatnonzero(is_beam).tolist():
@@ -80,7 +80,7 @@ class OutputCommitter:
                 self._commit_beam(sequence, new.take(np.array([row])), now)
         return new.take(np.flatnonzero(~is_beam)) if is_beam.any() else new
 
-    def _commit_beam(self, sequence: Sequence, new: StepTokens, now: float) -> None:
+    def _commit_beam(self, sequence: Sequence, new: OutputTokens, now: float) -> None:
         request = sequence.request
         self._counters.generation_tokens += 1
         self._fair_share.charge_outputs(np.array([request.share.index]), np.array([1]))
@@ -90,7 +90,7 @@ class OutputCommitter:
         if (last := self.beams.take(sequence, new)) is not None:
             self._note_end(last, now)
 
-    def _commit_rows(self, new: StepTokens, now: float) -> None:
+    def _commit_rows(self, new: OutputTokens, now: float) -> None:
         batch = self._batch
         new, reasons = self._up_to_ends(new)
         slots = new.slots
@@ -112,7 +112,7 @@ class OutputCommitter:
             self._note_end(sequence, now)
             self._requests.free(sequence)
 
-    def _up_to_ends(self, new: StepTokens) -> tuple[StepTokens, IntArray]:
+    def _up_to_ends(self, new: OutputTokens) -> tuple[OutputTokens, IntArray]:
         """Cut each row behind the token that ends its sequence; drafts may go beyond it.
 
         Returns:
@@ -135,7 +135,7 @@ class OutputCommitter:
             reasons = reasons[~is_behind]
         return new, reasons[np.cumsum(new.num_tokens) - 1]
 
-    def _emit(self, new: StepTokens, reasons: IntArray) -> None:
+    def _emit(self, new: OutputTokens, reasons: IntArray) -> None:
         """Add each row to the output buffer of its client.
 
         The rows are sorted by client and converted once for the whole step, and each client gets a
@@ -163,7 +163,7 @@ class OutputCommitter:
                 logprobs=None if parts is None else parts[part],
             )
 
-    def _columns(self, new: StepTokens, reasons: IntArray) -> tuple[list[int], ...]:
+    def _columns(self, new: OutputTokens, reasons: IntArray) -> tuple[list[int], ...]:
         """Columns for clients, one entry a row, in the order of `OutputBuffer.add_tokens`."""
         batch, slots = self._batch, new.slots
         if reasons.any():
@@ -181,7 +181,7 @@ class OutputCommitter:
             batch.num_cached[slots].tolist(),
         )
 
-    def _commit_preempted(self, sequence: Sequence, new: StepTokens, now: float) -> None:
+    def _commit_preempted(self, sequence: Sequence, new: OutputTokens, now: float) -> None:
         """Commit the tokens of a step that a preempted sequence was in."""
         request = sequence.request
         if request.search is not None:

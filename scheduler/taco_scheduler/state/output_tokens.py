@@ -13,7 +13,7 @@ RowNumbers = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class StepTokens:
+class OutputTokens:
     """New tokens of a step.
 
     Attributes:
@@ -29,12 +29,12 @@ class StepTokens:
     logprobs: LogprobColumns | None
 
     @classmethod
-    def of(cls, output: StepOutput) -> "StepTokens":
+    def of(cls, output: StepOutput) -> "OutputTokens":
         """The tokens of a checked output."""
         num_tokens = output.num_tokens if output.num_tokens.size else np.ones_like(output.slots)
         return cls(output.slots, num_tokens, output.token_ids, output.logprobs)
 
-    def take(self, rows: RowNumbers) -> "StepTokens":
+    def take(self, rows: RowNumbers) -> "OutputTokens":
         """The rows with these numbers, in this order."""
         num_tokens = self.num_tokens[rows]
         tokens = rows
@@ -44,12 +44,12 @@ class StepTokens:
             tokens += np.arange(tokens.size)
         return self._keep(rows, tokens, num_tokens)
 
-    def without_tokens(self, is_dropped: BoolArray) -> "StepTokens":
+    def without_tokens(self, is_dropped: BoolArray) -> "OutputTokens":
         """All rows, without the tokens of a mask over `tokens`."""
         rows = np.repeat(np.arange(self.slots.size), self.num_tokens)
         num_tokens = np.bincount(rows[~is_dropped], minlength=self.slots.size).astype(np.int32)
         return self._keep(np.arange(self.slots.size), np.flatnonzero(~is_dropped), num_tokens)
 
-    def _keep(self, rows: RowNumbers, tokens: RowNumbers, num_tokens: IntArray) -> "StepTokens":
+    def _keep(self, rows: RowNumbers, tokens: RowNumbers, num_tokens: IntArray) -> "OutputTokens":
         logprobs = None if self.logprobs is None else self.logprobs.take(tokens)
-        return StepTokens(self.slots[rows], num_tokens, self.tokens[tokens], logprobs)
+        return OutputTokens(self.slots[rows], num_tokens, self.tokens[tokens], logprobs)
