@@ -32,13 +32,18 @@ class Gateway:
     engine: ScriptedEngine
     client: RateLimitedClient
 
-    def begin(self, tenant: Tenant, *, prompt: int = 4, n: int = 1) -> UpdateStream:
+    def begin(
+        self, tenant: Tenant, *, prompt: int = 4, n: int = 1, num_beams: int = 0
+    ) -> UpdateStream:
+        sampling = SamplingParams(seed=1, max_tokens=100, n=n)
+        if num_beams:
+            sampling = sampling.with_updates(use_beam_search=True, best_of=num_beams)
         return self.client.generate(
             GenerateRequest(
                 handle=0,
                 request_id="r",
                 token_ids=np.ones(prompt, "<i4").tobytes(),
-                sampling=SamplingParams(seed=1, max_tokens=100, n=n),
+                sampling=sampling,
                 tenant=tenant,
             )
         )
@@ -127,6 +132,15 @@ async def test_tokens_a_minute_are_those_of_prompts_and_answers(redis_server: Re
         error = await one.refused(tenant, prompt=61)
         assert "61 tokens is above the limit of 60" in str(error)
         assert error.retry_after == 0
+
+
+async def test_all_beams_count(redis_server: RedisServer) -> None:
+    tenant = Tenant(name="a", max_tokens_per_minute=600)
+    async with gateways(redis_server.config, replay([5] * 30)) as (gateway,):
+        stream = gateway.begin(tenant, prompt=4, n=2, num_beams=16)
+        assert sum([len(update.token_ids) async for update in stream]) == 60
+        error = await gateway.refused(tenant, prompt=140)  # 484 of 600 are used
+        assert 0 < error.retry_after <= 3
 
 
 async def test_answers_may_leave_a_debt(redis_server: RedisServer) -> None:

@@ -187,6 +187,19 @@ async def test_a_request_whose_reader_stops_is_cancelled(
     assert len(await read_all(other)) == 1
 
 
+async def test_the_texts_of_a_beam_search_come_at_once(
+    table: RequestTable, upstream: Upstream
+) -> None:
+    """Their reader has had no time to read, however many tokens they have."""
+    stream = table.generate(request(use_beam_search=True, n=2, best_of=4))
+    half = MAX_BUFFERED_VALUES // 2 + 1
+    handle = stream.request.handle
+    table.dispatch(batch_of((handle, 0, [5] * half, LENGTH), (handle, 1, [6] * half, LENGTH)))
+    assert not upstream.cancelled
+    updates = await read_all(stream)
+    assert [(update.index, len(update.token_ids)) for update in updates] == [(0, half), (1, half)]
+
+
 async def test_prompt_log_probabilities_come_once_and_in_order(table: RequestTable) -> None:
     stream = table.generate(request(prompt_logprobs=0))
     handle = stream.request.handle
