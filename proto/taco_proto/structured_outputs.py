@@ -8,7 +8,7 @@ from taco_proto.errors import InvalidParameterError
 
 PARAM = "structured_outputs"
 BACKENDS = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # Options that vLLM 0.8 takes behind the name of a back end, such as
 # `xgrammar:disable-any-whitespace`.
 _BACKEND_OPTIONS = ("no-fallback", "disable-any-whitespace", "disable-additional-properties")
@@ -24,6 +24,8 @@ class StructuredOutputsParams:
         choice: the texts to choose from.
         grammar: a grammar in Lark's or in llama.cpp's (GBNF) notation.
         json_object: any JSON object.
+        structural_tag: free text in which triggers begin constrained parts: an object or its JSON
+            text, with `structures` and `triggers`, or with a `format`.
         disable_any_whitespace: JSON has no whitespace between its tokens.
         disable_additional_properties: objects have only the properties that the schema names.
         whitespace_pattern: a regular expression of the whitespace between tokens of JSON; None:
@@ -43,6 +45,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     disable_fallback: bool = False
+    structural_tag: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         schema_of = getattr(self.json, "model_json_schema", None)
@@ -93,6 +96,7 @@ class StructuredOutputsParams:
             "choice": self.choice,
             "grammar": self.grammar,
             "json_object": self.json_object or None,
+            "structural_tag": self.structural_tag,
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -182,13 +186,14 @@ _SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "disable
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "json": (str, Mapping, bool),
     "json_object": (bool,),
+    "structural_tag": (str, Mapping),
     "choice": (list, tuple),
 }
 
 
 def _check_type(name: str, value: Any) -> None:
     if type(value) not in _TYPES.get(name, (str,)) and not (
-        name == "json" and isinstance(value, Mapping)
+        name in ("json", "structural_tag") and isinstance(value, Mapping)
     ):
         raise InvalidParameterError(f"{name} has the wrong type: {type(value).__name__}", PARAM)
     if name == "choice" and not (value and all(isinstance(text, str) for text in value)):
