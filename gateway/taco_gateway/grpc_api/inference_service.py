@@ -41,6 +41,7 @@ from taco_gateway.grpc_api.prompt_cache_fields import CacheFields, cache_fields
 from taco_gateway.protocol.conversation import MAX_MESSAGES
 from taco_gateway.protocol.token_ids import MAX_TOKEN_IDS
 from taco_gateway.request_log import GRPC_METHOD, RequestLog
+from taco_gateway.text.grammar.answer_rules import AnswerWish
 from taco_gateway.usage_and_latency import RequestStats
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
@@ -205,8 +206,14 @@ class InferenceService(InferenceServicer):
         if "max_tokens" not in given:
             params = params.with_updates(max_tokens=default_max_tokens)
         cache = cache_fields(request)
-        grammar = await gateway.engine.grammar(params)
         token_ids, pins = await prompt(cache)
+        rules = None
+        if params.structured_outputs is not None and isinstance(request, pb.ChatRequest):
+            # Behind the reasoning, as over HTTP.
+            end_ids = gateway.engine.model_info().eos_token_ids
+            wish = AnswerWish(has_constraint=True)
+            rules = gateway.formats.rules(token_ids, wish, end_ids)
+        grammar = await gateway.engine.grammar(params, rules)
         request_id = log.request_id
         updates = gateway.engine.generate(
             await gateway.engine.checked(token_ids),

@@ -20,10 +20,12 @@ class StructuredOutputFields(BaseModel):
 
     response_format: Any = Field(
         default=None,
-        description="`text`, `json_object`, or `json_schema` with `{name, schema, strict}`",
+        description="`text`, `json_object`, `json_schema` with `{name, schema, strict}`, or "
+        "`structural_tag`",
     )
     structured_outputs: Any = Field(
-        default=None, description="object with one of json, regex, choice, grammar, json_object"
+        default=None,
+        description="object with one of json, regex, choice, grammar, json_object, structural_tag",
     )
     guided_json: Any = Field(default=None, description="JSON schema, an object or a string")
     guided_regex: Any = Field(default=None, description="regular expression")
@@ -109,9 +111,12 @@ def _of_response_format(value: Any) -> StructuredOutputsParams:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True)
+    if kind == "structural_tag":
+        return StructuredOutputsParams(structural_tag=value)
     if kind != "json_schema":
         raise InvalidParameterError(
-            "response_format.type must be text, json_object or json_schema.", "response_format"
+            "response_format.type must be text, json_object, json_schema or structural_tag.",
+            "response_format",
         )
     described = value.get("json_schema")
     schema = described.get("schema") if isinstance(described, Mapping) else None

@@ -12,8 +12,9 @@ from taco_gateway.engine.engine_client import EngineClient, EngineError, UpdateS
 from taco_gateway.text.bad_words import tokenize_bad_words
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_covered
 from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
-from taco_gateway.text.grammar.answer_rules import AnswerRules
+from taco_gateway.text.grammar.answer_rules import AnswerRules, ids_without_text
 from taco_gateway.text.grammar.grammar_pool import GrammarPool
+from taco_gateway.text.grammar.structural_tags import TagTokens
 from taco_gateway.text.infill_prompts import InfillPrompts
 from taco_gateway.text.output.best_of import best_of
 from taco_gateway.text.output.output_processor import OutputProcessor, TextUpdate
@@ -80,7 +81,7 @@ class TextEngine:
         )
         self.infill_prompts = InfillPrompts(tokenizer, self.model_info)
         self._candidates = CandidateReader(tokenizer)
-        self._grammars = GrammarPool(() if tokenizer is None else tokenizer.added_tokens)
+        self._grammars = GrammarPool() if tokenizer is None else _grammar_pool(tokenizer)
         self._processor_pattern = compiled_pattern(processor_pattern)
 
     def model_info(self) -> ModelInfo:
@@ -270,7 +271,8 @@ class TextEngine:
             return None
         if self.tokenizer is None:
             raise InvalidParameterError(f"structured_outputs: {_NO_TOKENIZER}", PARAM)
-        return await self._grammars.grammar(params.structured_outputs, rules)
+        end_ids = self.model_info().eos_token_ids
+        return await self._grammars.grammar(params.structured_outputs, rules, end_ids)
 
     def generate(
         self,
@@ -374,3 +376,10 @@ class TextEngine:
             self.tokenizer.close()
         if self._chat_encoder is not None:
             self._chat_encoder.close()
+
+
+def _grammar_pool(tokenizer: Tokenizer) -> GrammarPool:
+    added = tokenizer.added_tokens
+    hidden = ids_without_text(added, tokenizer.special_ids)
+    without_text = {text: token_id for text, token_id in added.items() if token_id in hidden}
+    return GrammarPool(added, TagTokens(without_text=without_text, vocab_size=tokenizer.vocab_size))

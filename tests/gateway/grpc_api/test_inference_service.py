@@ -108,6 +108,26 @@ async def test_complete_takes_text_or_token_ids_and_every_parameter(
     assert second.sampling.max_tokens == 16
 
 
+async def test_constraints_begin_behind_the_reasoning_of_a_chat(
+    connect: Connect, tokenizer: Tokenizer
+) -> None:
+    engine, channel = await connect(replay(words(tokenizer, "lazy")), reasoning_parser="qwen3")
+    stub = InferenceStub(channel)
+    tag = '{"format": {"type": "const_string", "value": "lazy"}}'
+    constraint = pb.StructuredOutputs(structural_tag=tag)
+    sampling = pb.TextSampling(structured_outputs=constraint)
+    messages = [pb.ChatMessage(role="user", content="Hi")]
+    async for _ in stub.Chat(pb.ChatRequest(messages=messages, sampling=sampling)):
+        pass
+    async for _ in stub.Complete(pb.CompleteRequest(text="the", sampling=sampling)):
+        pass
+    chat, plain = (request.grammar for request in engine.requests)
+    assert chat is not None
+    assert plain is not None
+    assert "</think>" in chat.text
+    assert "</think>" not in plain.text
+
+
 async def test_beam_search_has_its_fields(connect: Connect, tokenizer: Tokenizer) -> None:
     engine, channel = await connect(replay(words(tokenizer, "lazy dog")))
     stub = InferenceStub(channel)

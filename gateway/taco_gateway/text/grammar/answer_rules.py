@@ -1,5 +1,6 @@
 """What the answer of a request consists of: reasoning, content and calls of tools."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -125,7 +126,7 @@ class AnswerRules:
 
 def param_of(place: str) -> str:
     """The field of a request in which a place is."""
-    return place.partition("[")[0]
+    return re.split(r"[.\[]", place)[0]
 
 
 def ids_without_text(

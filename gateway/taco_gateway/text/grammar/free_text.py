@@ -99,6 +99,28 @@ class FreeText:
             return self._of_bytes(branches, not_first_char)
         return self._mixed(branches, may_end, not_first, not_first_char)
 
+    def around(self, branches: Sequence[Branch]) -> str:
+        """An expression for free text in which markers may come, each with what follows it."""
+        lark = self._lark
+        if self.reading is Reading.TOKENS:
+            firsts = self._firsts([branch.marker for branch in branches])
+            parts = [sequence((lark.literal(b.marker), b.rest)) for b in branches]
+            other = token_class(firsts | self._end_ids, negated=True)
+            return f"({choice([other, *parts])})*"
+        if self.reading is Reading.BYTES:
+            text = lark.terminal(_ANY_BYTES)
+            return f"({choice(self._up_to(text, branch) for branch in branches)})* {text}?"
+        by_token, by_text = self._divided(branches)
+        others = self._others([branch.marker for branch in branches])
+        chunk = lark.terminal(self._without(_ANY_TEXT, by_text))
+        parts = [
+            sequence((f"{chunk}?", lark.literal(branch.marker), branch.rest)) for branch in by_token
+        ]
+        parts += [self._up_to(lark.terminal(_ANY_TEXT), branch) for branch in by_text]
+        if others:
+            parts.append(f"{chunk}? {token_class(others)}")
+        return f"({choice(parts)})* {chunk}?"
+
     def begins(self, marker: str) -> str:
         """An expression for a marker where free text may be instead."""
         if self.reading is not Reading.BYTES:
@@ -128,7 +150,7 @@ class FreeText:
 
     def _of_bytes(self, branches: Sequence[Branch], not_first_char: str) -> str:
         text = self._text(_ANY_BYTES, not_first_char)
-        return choice([*(self._up_to(text, branch) for branch in branches), text])
+        return choice([*(self._up_to(text, branch) for branch in branches), f"{text}?"])
 
     def _mixed(
         self,
@@ -138,10 +160,8 @@ class FreeText:
         not_first_char: str,
     ) -> str:
         lark = self._lark
-        by_token = [b for b in branches if self._first_special(b.marker) is not None]
-        by_text = [b for b in branches if self._first_special(b.marker) is None]
-        markers = [*(b.marker for b in branches), *not_first]
-        others = self._special_ids - self._end_ids - self._firsts(markers)
+        by_token, by_text = self._divided(branches)
+        others = self._others([*(b.marker for b in branches), *not_first])
         chunk = lark.terminal(self._without(_ANY_TEXT, by_text))
 
         def tails(text: str) -> list[str]:
@@ -162,6 +182,15 @@ class FreeText:
         if others:
             parts.append(f"{first}? {token_class(others)} {after}{choice(tails(chunk))}")
         return lark.rule(choice(parts))
+
+    def _divided(self, branches: Sequence[Branch]) -> tuple[list[Branch], list[Branch]]:
+        """The branches whose marker begins with a special token, and the others."""
+        by_token = [b for b in branches if self._first_special(b.marker) is not None]
+        return by_token, [b for b in branches if self._first_special(b.marker) is None]
+
+    def _others(self, markers: Collection[str]) -> frozenset[int]:
+        """The special tokens of free text."""
+        return self._special_ids - self._end_ids - self._firsts(markers)
 
     def _up_to(self, text: str, branch: Branch) -> str:
         """Text up to and including a marker that begins with plain text."""

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from taco_gateway.engine.engine_client import EngineError
@@ -13,6 +13,7 @@ from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
 from taco_gateway.text.grammar.answer_grammar import answer_grammar
 from taco_gateway.text.grammar.answer_rules import AnswerRules
 from taco_gateway.text.grammar.canonical import ConstraintError, without_forced_tokens
+from taco_gateway.text.grammar.structural_tags import KIND, TagTokens, structural_tag_grammar
 from taco_proto.errors import InvalidParameterError
 from taco_proto.grammars import MAX_GRAMMAR_BYTES, Grammar, RecentTable
 from taco_proto.structured_outputs import PARAM, StructuredOutputsParams
@@ -29,9 +30,11 @@ class GrammarPool:
 
     Args:
         added_tokens: texts of tokens that the tokenizer recognizes as a whole.
+        tokens: what the grammars of structural tags need to know.
     """
 
-    def __init__(self, added_tokens: Collection[str] = ()) -> None:
+    def __init__(self, added_tokens: Collection[str] = (), tokens: TagTokens | None = None) -> None:
+        self._tokens = tokens or TagTokens()
         self._added_token = re.compile("|".join(map(re.escape, added_tokens)) or r"(?!)")
         self._processes = ProcessPool(
             "taco_gateway.text.grammar.grammar_process",
@@ -43,20 +46,26 @@ class GrammarPool:
         self._num_waiting = 0
 
     async def grammar(
-        self, constraint: StructuredOutputsParams | None, rules: AnswerRules | None = None
+        self,
+        constraint: StructuredOutputsParams | None,
+        rules: AnswerRules | None = None,
+        end_ids: Collection[int] = (),
     ) -> Grammar:
         """The grammar of an answer.
 
         Args:
             constraint: on its content, or on the whole text if there are no rules.
             rules: the other parts of the answer. At least one of both is given.
+            end_ids: tokens that end the answer.
 
         Raises:
             InvalidParameterError: the constraint or a tool is invalid, too large, or matches no
                 text.
             EngineError: 503, too many grammars wait.
         """
-        request = await asyncio.to_thread(_request_of, constraint, rules)
+        request = await asyncio.to_thread(
+            _request_of, constraint, rules, replace(self._tokens, end_ids=frozenset(end_ids))
+        )
         key = hashlib.blake2b(request, digest_size=16).digest()
         if (known := self._recent.get(key)) is not None:
             return known
@@ -94,21 +103,26 @@ class GrammarPool:
         return reply
 
 
-def _request_of(constraint: StructuredOutputsParams | None, rules: AnswerRules | None) -> bytes:
+def _request_of(
+    constraint: StructuredOutputsParams | None, rules: AnswerRules | None, tokens: TagTokens
+) -> bytes:
     """The message to the process; also identifies the grammar.
 
     Raises:
         InvalidParameterError: the constraint or a tool is too deep or too large, or is no JSON.
     """
     message: dict[str, Any] = {}
-    if constraint is not None:
-        message = _checked_constraint(constraint)
-    if rules is not None:
-        try:
+    try:
+        if constraint is not None:
+            message = _checked_constraint(constraint)
+            if constraint.kind == KIND:
+                tag = structural_tag_grammar(constraint.value, tokens)
+                message = {"tag": asdict(tag), "vocab_size": tokens.vocab_size}
+        if rules is not None:
             answer = answer_grammar(rules, has_content=constraint is not None)
-        except ConstraintError as error:
-            raise _rejected(error, constraint) from None
-        message |= {"answer": asdict(answer), "vocab_size": rules.vocab_size}
+            message |= {"answer": asdict(answer), "vocab_size": rules.vocab_size}
+    except ConstraintError as error:
+        raise _rejected(error, constraint) from None
     try:
         request = json.dumps(message).encode()
     except (TypeError, ValueError) as error:
@@ -142,6 +156,8 @@ def _checked_constraint(constraint: StructuredOutputsParams) -> dict[str, Any]:
 def _rejected(
     error: ConstraintError, constraint: StructuredOutputsParams | None
 ) -> InvalidParameterError:
+    if error.param == KIND:
+        return _invalid(str(error))
     if error.param is not None:
         return InvalidParameterError(str(error), error.param, _INVALID)
     name = "tools" if constraint is None else constraint.kind

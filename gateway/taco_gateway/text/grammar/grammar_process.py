@@ -1,9 +1,10 @@
 """Child process that turns constraints into grammars; `grammar_pool` starts it.
 
 A client's schema or regular expression may take any time and memory to compile; a process can be
-stopped. A request is {"kind", "value", "options"} for a constraint on the text, {"answer"} for the
-grammar of an answer's parts, or both, with {"vocab_size"}. An answer is {"text", "parts"}, as
-`LarkGrammar` has them. The reply is {"text"}, or {"error"} with the {"param"} that is wrong.
+stopped. A request is {"kind", "value", "options"} or {"tag"} for a constraint on the text,
+{"answer"} for the grammar of an answer's parts, or both, with {"vocab_size"}. A tag and an answer
+are {"text", "parts"}, as `LarkGrammar` has them. The reply is {"text"}, or {"error"} with the
+{"param"} that is wrong.
 """
 
 import os
@@ -41,22 +42,37 @@ def grammar_text(request: dict[str, Any]) -> str:
     Raises:
         ConstraintError: a constraint is invalid.
     """
-    grammars = []
+    content: list[dict[str, Any]] = []
+    text = ""
     if (kind := request.get("kind")) is not None:
-        value = request["value"]
-        content = grammar_object(kind, value, request["options"])
-        text = _sized(content)
-        check_grammar(kind, value, text)
-        grammars.append({**content, "name": CONTENT})
+        content = [grammar_object(kind, request["value"], request["options"])]
+        text = _sized(*content)
+        check_grammar(kind, request["value"], text)
+    elif (tag := request.get("tag")) is not None:
+        content, parts = _with_parts(tag)
+        text = _checked(content, parts, request["vocab_size"])
     if (answer := request.get("answer")) is None:
         return text
-    parts = [GrammarPart(**part) for part in answer["parts"]]
-    for part in parts:
-        options = {"lenient": part.is_lenient}
-        grammars.append({**grammar_object(part.kind, part.value, options), "name": part.name})
-    text = _sized({"lark_grammar": answer["text"]}, *grammars)
+    (whole, *others), parts = _with_parts(answer)
+    if content:
+        others += [{**content[0], "name": CONTENT}, *content[1:]]
+    return _checked([whole, *others], parts, request["vocab_size"])
+
+
+def _with_parts(grammar: dict[str, Any]) -> tuple[list[dict[str, Any]], list[GrammarPart]]:
+    """A grammar in Lark's notation and those of its parts, as llguidance reads them."""
+    parts = [GrammarPart(**part) for part in grammar["parts"]]
+    found = [
+        {**grammar_object(part.kind, part.value, {"lenient": part.is_lenient}), "name": part.name}
+        for part in parts
+    ]
+    return [{"lark_grammar": grammar["text"]}, *found], parts
+
+
+def _checked(grammars: list[dict[str, Any]], parts: list[GrammarPart], vocab_size: int) -> str:
+    text = _sized(*grammars)
     try:
-        check_grammar("grammar", "", text, request["vocab_size"])
+        check_grammar("grammar", "", text, vocab_size)
     except ConstraintError:
         for part in parts:
             _check_part(part)
