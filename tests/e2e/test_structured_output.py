@@ -26,6 +26,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 LARK = 'start: "[" /[0-9]+/ "]" | "none"'
+TAG = {"type": "tag", "begin": "<a>", "end": "</a>",
+       "content": {"type": "regex", "pattern": "[01]{3}"}}  # fmt: skip
 GBNF = 'root ::= "yes" | "no" | "perhaps"'
 BASE: dict[str, Any] = {"prompt": "The quick", "max_tokens": 400, "temperature": 1.0, "seed": 3}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "seed": 4}
@@ -66,6 +68,9 @@ FIELDS: list[tuple[dict[str, Any], Any]] = [
     ({"guided_choice": ["yes", "no\n\"", "wörld"]}, ["yes", "no\n\"", "wörld"].__contains__),
     ({"structured_outputs": {"choice": ["x"]}}, ["x"].__contains__),
     ({"guided_grammar": GBNF}, ["yes", "no", "perhaps"].__contains__),
+    ({"response_format": {"type": "structural_tag", "format": TAG}}, matches("<a>[01]{3}</a>")),
+    ({"structured_outputs": {"structural_tag": json.dumps({"format": TAG})}},
+     matches("<a>[01]{3}</a>")),
     ({"structured_outputs": {"grammar": LARK}}, matches(r"\[\d+\]|none")),
 ]  # fmt: skip
 
@@ -138,6 +143,10 @@ HOSTILE: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"},
      "guided_regex", "exclude each other"),
     ({"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "html"}}},
+     "response_format", "structural_tag.format.type"),
+    ({"structured_outputs": {"structural_tag": {"structures": [], "triggers": []}}},
+     "structured_outputs", "structural_tag.structures"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "schema"),
     ({"guided_choice": "a"}, "guided_choice", "type"),
 ]  # fmt: skip
