@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,9 +16,7 @@ import transformers
 from support.checkpoints import make_checkpoint
 from support.engine_driver import make_request
 from support.local_engine import Generated, generate, serve
-from support.patience import PATIENCE_SECONDS, wait_until
 from support.real_app import real_app
-from support.serving import Serving
 from taco_llm import LLM, BeamSearchParams, PromptInputs, SamplingParams
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import InvalidParameterError
@@ -350,40 +347,6 @@ async def test_bad_fields_are_named(
     answer = await http.post("/v1/completions", json={**body_of(1), **fields})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
-
-
-def test_a_killed_worker_changes_no_text(tmp_path: Path) -> None:
-    body = {
-        "model": "demo",
-        "prompt": "import ",
-        "use_beam_search": True,
-        "best_of": 4,
-        "n": 2,
-        "max_tokens": 300,
-        "ignore_eos": True,
-    }
-    flags = ["--num-gpu-blocks-override", "256"]
-    with (
-        Serving(tmp_path, "demo", *flags).wait_ready() as server,
-        httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as http,
-        ThreadPoolExecutor(1) as pool,
-    ):
-
-        def ask() -> list[str]:
-            answer = http.post("/v1/completions", json=body)
-            return [choice["text"] for choice in answer.json()["choices"]]
-
-        expected = ask()
-        assert len(set(expected)) == 2
-        before = server.metric("vllm:generation_tokens_total")
-        again = pool.submit(ask)
-        wait_until(
-            lambda: server.metric("vllm:generation_tokens_total") > before + 40, "tokens of beams"
-        )
-        server.children()["worker"].kill()
-        assert not again.done()
-        assert again.result(PATIENCE_SECONDS) == expected
-        wait_until(server.is_idle, "all blocks are free")
 
 
 def test_offline_beam_search_has_the_results_of_vllm(checkpoint: Path) -> None:
