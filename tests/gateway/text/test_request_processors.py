@@ -57,5 +57,5 @@ def test_arguments_need_a_loaded_processor() -> None:
 
 
 def test_an_invalid_pattern_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigurationError, match=re.escape("'(' : missing").replace("' :", "':")):
+    with pytest.raises(ConfigurationError, match=re.escape("'(': missing")):
         compiled_pattern("(")
