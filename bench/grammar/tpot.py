@@ -3,7 +3,8 @@
     python -m bench.grammar.tpot [--pairs 8] [--batch-size N ...] [--quantization int8]
         [--num-threads N] [--temperature T] [--no-forced-tokens] [--save]
 
-The engine runs in this process, with a model of Qwen2-0.5B's shape and random weights. A round
+The engine runs in this process, with a model of Qwen2-0.5B's shape and random weights. Requests
+have no log probabilities, as most served ones (offline ones have `cumulative_logprob`). A round
 sends 1 or 32 requests at once; its figure is the median time per output token. The text of a
 constrained request follows a JSON schema, or an expression that forces no character.
 "free, beside" are 16 free requests beside 16 constrained ones, over 16 beside 16 free ones.
@@ -16,7 +17,7 @@ import argparse
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,12 +25,22 @@ from typing import Any
 from bench import record
 from bench.grammar.inputs import endless_schema, model_folder
 from bench.interval import ratio_interval
+from taco_gateway.text.output.output_processor import TextUpdate
+from taco_gateway.text.text_engine import TextEngine
 from taco_llm import AsyncLLMEngine, EngineArgs, SamplingParams, StructuredOutputsParams
 
 PROMPT_TOKENS = 32
 OUTPUT_TOKENS = {1: 96, 32: 40}
 BATCH = 32
 Constraint = StructuredOutputsParams | None
+
+_generate = TextEngine.generate
+
+
+def _without_logprobs(
+    self: TextEngine, *args: Any, **kwargs: Any
+) -> AsyncGenerator[TextUpdate, None]:
+    return _generate(self, *args, **(kwargs | {"sum_logprobs": False}))
 
 
 class Engine:
@@ -155,6 +166,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
+    TextEngine.generate = _without_logprobs  # type: ignore[method-assign]
     figures = asyncio.run(run(args))
     if args.save:
         suffix = f"_{args.quantization}" if args.quantization else ""
