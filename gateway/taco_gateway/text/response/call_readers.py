@@ -115,7 +115,7 @@ class TaggedCallReader:
     def read(self, cursor: Cursor, sink: CallSink) -> Generator[None, None, None]:
         if self._name_opens.texts and not (yield from cursor.take(self._name_opens)):
             raise NotACallError
-        name = yield from self._name(cursor)
+        name = yield from self._name(cursor, self._name_closes)
         sink.open(name)
         opening = "{"
         while True:
@@ -124,7 +124,7 @@ class TaggedCallReader:
                 raise NotACallError
             if tag == self._call_closes:
                 break
-            key = yield from self._name(cursor)
+            key = yield from self._name(cursor, self._key_closes)
             parts: list[str] = []
             if not (yield from cursor.until(self._value_closes, parts.append)):
                 raise NotACallError
@@ -143,9 +143,9 @@ class TaggedCallReader:
             types = ("object", "array", "number", "boolean", "null")
         return typed_value(text, types)
 
-    def _name(self, cursor: Cursor) -> Generator[None, None, str]:
+    def _name(self, cursor: Cursor, end: Texts) -> Generator[None, None, str]:
         parts: list[str] = []
-        if not (yield from cursor.until(self._name_closes, parts.append, MAX_NAME_CHARS)):
+        if not (yield from cursor.until(end, parts.append, MAX_NAME_CHARS)):
             raise NotACallError
         return "".join(parts).strip()
 

@@ -16,6 +16,7 @@ from taco_gateway.text.grammar.answer_rules import (
     ReasoningRules,
 )
 from taco_gateway.text.response.built_in import REASONING_FORMATS, TOOL_FORMATS
+from taco_gateway.text.response.formats import NamedCall, TaggedCall, ToolFormat
 from taco_gateway.text.response.marker_tokens import MarkerTokens
 from taco_gateway.text.response.response_delta import ResponseDelta, whole_calls
 from taco_gateway.text.response.response_parser import ParserOptions, ResponseParser
@@ -54,6 +55,26 @@ SCHEMAS: dict[str, Any] = {
         "additionalProperties": False,
     },
     "nothing": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+# Forms that a response template may describe, beside the built-in formats.
+FORMATS = {
+    **TOOL_FORMATS,
+    "keys": ToolFormat(
+        opens=("<tool_call>",),
+        tagged_call=TaggedCall(
+            name_opens="",
+            name_closes="\n",
+            key_opens="<arg_key>",
+            key_closes="</arg_key>\n<arg_value>",
+            value_closes="</arg_value>",
+            call_closes="</tool_call>",
+            trims_values=True,
+            guesses_types=True,
+        ),
+    ),
+    "name first": ToolFormat(
+        opens=("<call>",), closes=("</call>",), named_call=NamedCall(name_ends=("\n",))
+    ),
 }
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 Call = tuple[str, str]
@@ -98,9 +119,9 @@ def check(calls: list[Any], schemas: dict[str, Any] = SCHEMAS) -> list[Call]:
 
 
 @pytest.mark.parametrize("kind", ["text", "tokens", "special"])
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_required_calls_are_valid(name: str, kind: str) -> None:
-    form, reasoning = TOOL_FORMATS[name], REASONING_FORMATS["qwen3"]
+    form, reasoning = FORMATS[name], REASONING_FORMATS["qwen3"]
     found = markers_of(form, reasoning)
     vocabulary = Vocabulary.of(() if kind == "text" else found, found if kind == "special" else ())
     literal = (*literals(form), *literals(reasoning))
@@ -137,3 +158,39 @@ def test_required_calls_are_valid(name: str, kind: str) -> None:
             assert len(made) == 1 or not has_one_call
             seen |= {called for called, _ in made}
     assert seen == set(SCHEMAS)
+
+
+@pytest.mark.parametrize("kind", ["text", "tokens", "special"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_behind_free_text_are_valid(name: str, kind: str) -> None:
+    form = FORMATS[name]
+    found = markers_of(form)
+    vocabulary = Vocabulary.of(() if kind == "text" else found, found if kind == "special" else ())
+    tokenizer = vocabulary.tokenizer
+    options = ParserOptions(
+        markers=MarkerTokens(tokenizer.added_tokens, tokenizer.special_ids, literals(form)),
+        tools=form,
+        schemas=SCHEMAS,
+    )
+    calls = CallRules(format=form, tools=tools(Enforcement.STRICT), has_one_call=True)
+    matcher = vocabulary.matcher(vocabulary.rules(found, calls=calls))
+    free = set(vocabulary.allowed(matcher))
+    texts = {token for token in range(tokenizer.vocab_size) if is_text(tokenizer, token)}
+    assert vocabulary.end_ids <= free
+    assert texts <= free
+    random = np.random.default_rng(2)
+    for marker in form.opens:
+        start = tokenizer.encode("so < so ", add_special_tokens=False)
+        start += tokenizer.encode(marker, add_special_tokens=False)
+        for _ in range(3):
+            answer = parsed(
+                vocabulary, options, vocabulary.walk(matcher.deep_copy(), random, start)
+            )
+            assert len(check(whole_calls(answer.calls))) == 1
+            assert answer.content == "so < so"
+
+
+def is_text(tokenizer: Any, token: int) -> bool:
+    """Whether a token has text with which no call begins."""
+    text = tokenizer.decode([token], skip_special_tokens=True)
+    return bool(text.strip()) and "\ufffd" not in text and not text.strip().startswith(("{", "["))
