@@ -264,11 +264,18 @@ class TextEngine:
             rules: the parts of an answer besides its content.
 
         Raises:
-            InvalidParameterError: the constraint or a tool is invalid, or there is no tokenizer.
+            InvalidParameterError: the constraint or a tool is invalid, or there is no tokenizer, or
+                the request is a beam search.
             EngineError: too many grammars wait (503).
         """
         if params.structured_outputs is None and rules is None:
             return None
+        if params.use_beam_search:
+            raise InvalidParameterError(
+                "use_beam_search cannot be combined with forced or strict calls of tools, one call "
+                "or thinking_token_budget",
+                "use_beam_search",
+            )
         if self.tokenizer is None:
             raise InvalidParameterError(f"structured_outputs: {_NO_TOKENIZER}", PARAM)
         end_ids = self.model_info().eos_token_ids

@@ -153,6 +153,8 @@ def check_message(message: GenerateRequest) -> None:
     if not message.token_ids:
         raise RejectedError(400, "the prompt has no tokens")
     _check_resumption(message)
+    if sampling.use_beam_search and message.grammar is not None:
+        raise RejectedError(400, "use_beam_search cannot be combined with a grammar")
     if sampling.seed is None or sampling.max_tokens is None:
         raise RejectedError(400, "seed and max_tokens must be set")
     if message.deadline is not None and not math.isfinite(message.deadline):

@@ -245,6 +245,18 @@ async def test_forced_calls_have_a_grammar(
     assert app.engine.requests[-1].grammar is None
 
 
+@pytest.mark.parametrize("fields", [*FORCED, {"thinking_token_budget": 3}])
+async def test_beams_cannot_follow_a_grammar_of_calls(
+    make_app: AppMaker, tokenizer: Tokenizer, fields: dict[str, Any]
+) -> None:
+    app = tool_app(make_app, tokenizer)
+    body = {"messages": HELLO, "tools": TOOLS, "use_beam_search": True, "n": 2, **fields}
+    response = await app.http.post(PATH, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "use_beam_search"
+    assert not app.engine.requests
+
+
 BAD_CHOICES: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "any"}, "tool_choice", "'required'"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "names a function"),

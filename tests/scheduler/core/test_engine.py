@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from support.engine_driver import Driver, make_request, pack
 from support.fake_worker import EOS, generate, next_token, token_logprob, worker_info
+from taco_proto.grammars import Grammar
 from taco_proto.requests import FinishReason
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.state.sequence import sequence_seed
@@ -148,6 +149,7 @@ def test_a_client_that_disconnects_aborts_its_requests(driver: Driver) -> None:
         ({"prompt": [1], "n": 2, "finished_indexes": (1, 0)}, 400),
         ({"prompt": [1], "cache_salt": "x" * 5000}, 400),
         ({"prompt": [1], "seed": None}, 400),
+        ({"prompt": [1], "use_beam_search": True, "grammar": Grammar.of("start: /a/")}, 400),
         ({"prompt": [1], "deadline": float("nan")}, 400),
     ],
 )
