@@ -27,7 +27,7 @@ def results(tmp_path: Path) -> Path:
     values = {"taco": [38.0, 38.0, 38.0], "vllm": [53.0, 53.0, 53.0], "openvino": [45.0, 46, 44]}
     record: dict[str, Any] = {
         "date": "2026-11-21",
-        "machine": {"cpu": "AMD EPYC", "cores": 2, "vector_sets": ["avx2"]},
+        "machine": {"cpu": "AMD EPYC", "cores": 2, "vector_sets": ["avx2", "avx512f"]},
         "figures": {
             "model": "qwen2-0.5b",
             "threads": 2,
@@ -52,8 +52,8 @@ def test_a_row_of_a_run(results: Path) -> None:
         "| 0.84 (0.80–0.89) | ≤ 0.85 | met | 1 |"
     )
     assert lines[-1] == (
-        "1. 2026-11-21, AMD EPYC with 2 threads of 2 cores (avx2), qwen2-0.5b, 3 pairs; "
-        "peers that ran: vllm, openvino."
+        "1. 2026-11-21, AMD EPYC with 2 threads of 2 cores (avx512f), qwen2-0.5b, 3 pairs; "
+        "peers: vllm, openvino."
     )
 
 
@@ -66,7 +66,7 @@ def test_one_peer_is_not_called_the_best(results: Path) -> None:
     path.write_text(json.dumps(record))
     lines = list(peers_table(results))
     assert "| 45.0 (openvino) |" in lines[2]
-    assert lines[-1].endswith("peers that ran: openvino.")
+    assert lines[-1].endswith("peers: openvino.")
 
 
 def test_only_text_between_the_marks_is_replaced(results: Path) -> None:
