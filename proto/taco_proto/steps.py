@@ -154,7 +154,7 @@ class RowErrorCode(IntEnum):
 
     UNKNOWN = 0  # a code of a later version
     INVALID_LOGITS = 1  # no token can be chosen: a logit is NaN or infinite, or all are -inf
-    NO_ALLOWED_TOKEN = 2  # no token continues the text as its grammar demands
+    NO_ALLOWED_TOKEN = 2  # the grammar and other parameters leave no token to continue the text
     GRAMMAR_LIMIT = 3  # the parser of the grammar exceeded a limit
     PROCESSOR_FAILED = 4  # a logits processor raised an exception or returned no valid logits
     INVALID_ARGUMENTS = 5  # a logits processor rejects the request's arguments

@@ -28,6 +28,7 @@ SCHEMA = Grammar.of(
 )
 TOO_COMPLEX = Grammar.of("start: /(.*a.{30}b){3}/")
 IMPOSSIBLE = Grammar.of('start: "a" end\nend: /[^\\s\\S]/')
+LETTERS = Grammar.of("start: /[x-z]{40}/")
 LATER_IMPOSSIBLE = Grammar.of("start: /[b-f]{3}/ end\nend: /[^\\s\\S]/")
 
 
@@ -66,15 +67,27 @@ def failing(first_handle: int) -> dict[int, tuple[GenerateRequest, str]]:
         (PROMPT, LATER_IMPOSSIBLE, "no_allowed_token"),
         (PROMPT, TOO_COMPLEX, "grammar_limit"),
     ]
-    rows = [(*case, temperature) for case in cases for temperature in (0.0, 0.9)]
+    rows: list[tuple[list[int], Grammar | None, str, dict[str, Any]]] = [
+        (*case, {"temperature": temperature}) for case in cases for temperature in (0.0, 0.9)
+    ]
+    # A model's NaN stays the model's fault beside parameters that ban tokens.
+    rows.append((poisoned, None, "invalid_logits", {"allowed_token_ids": (5, 6)}))
+    # Parameters that leave no token of the grammar's, at once and later.
+    excluding: list[dict[str, Any]] = [
+        {"allowed_token_ids": (0,)},
+        {"no_repeat_ngram_size": 1, "logprobs": 1},
+    ]
+    rows += [
+        (PROMPT, LETTERS, "no_allowed_token", {"temperature": temperature, **fields})
+        for fields in excluding
+        for temperature in (0.0, 0.9)
+    ]
     return {
-        first_handle + i: (
-            make_request(
-                first_handle + i, prompt, max_tokens=60, temperature=temperature, grammar=grammar
-            ),
+        handle: (
+            make_request(handle, prompt, max_tokens=60, grammar=grammar, **fields),
             reason,
         )
-        for i, (prompt, grammar, reason, temperature) in enumerate(rows)
+        for handle, (prompt, grammar, reason, fields) in enumerate(rows, first_handle)
     }
 
 

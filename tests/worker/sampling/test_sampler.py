@@ -16,7 +16,7 @@ from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.logprobs import LogprobTable
 from taco_worker.sampling.ops import SamplingOps
-from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
+from taco_worker.sampling.sampler import NO_TOKEN_LEFT, SampledRows, SampledTokens, Sampler
 from taco_worker.sampling.slot_params import SlotSamplingParams
 from taco_worker.sampling.token_masks import TokenMasks, mask_of
 from taco_worker.sampling.torch_ops import TorchSampling
@@ -253,8 +253,8 @@ def test_a_row_with_all_tokens_banned_does_not_affect_others(ops: SamplingOps) -
     greedy = Row(banned.with_updates(temperature=0.0), everything, [], rows[0].logits)
     mixed = chosen(ops, [rows[0], spoilt, rows[1], greedy, rows[2]])
     assert [mixed[0], mixed[2], mixed[4]] == alone
-    assert mixed[1] == NO_TOKEN
-    assert mixed[3] == NO_TOKEN
+    assert mixed[1] == NO_TOKEN_LEFT
+    assert mixed[3] == NO_TOKEN_LEFT
 
 
 def test_logprobs_are_those_of_the_raw_logits(ops: SamplingOps) -> None:

@@ -14,10 +14,15 @@ from taco_proto.logprobs import LogprobColumns, concatenate, without_entries
 from taco_proto.steps import EMPTY, IntArray, RowError, RowErrorCode, StepOutput, StepPlan
 from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.logprobs import LogprobTable
+from taco_worker.sampling.sampler import NO_TOKEN_LEFT
 
 _NO_CHOICE = (
     "the model returned no finite probabilities for a token of this request: its checkpoint or "
-    "the device may be damaged, or the request's parameters exclude every token"
+    "the device may be damaged"
+)
+_NO_TOKEN_LEFT = (
+    "the request's parameters exclude every token: its constraint on the text, allowed_token_ids, "
+    "bad_words, no_repeat_ngram_size and min_tokens leave none in common"
 )
 
 
@@ -77,7 +82,7 @@ class StepPart:
         kept: None if no drafter asked for hidden states.
         errors: of sequences that end whatever they sample, such as those whose grammar allows no
             token.
-        failures: by slot, why a sequence ends if it gains NO_TOKEN.
+        failures: by slot, why a sequence ends if it gains no token.
     """
 
     slots: IntArray
@@ -181,12 +186,15 @@ def _row_errors(
     failed_prompts: list[int],
     failures: Mapping[int, RowError],
 ) -> tuple[RowError, ...]:
-    """Errors of the sequences whose next token or prompt log probabilities are not finite."""
+    """Errors of the sequences that no token continues or whose prompt has no log probabilities."""
     errors: dict[int, RowError] = {}
-    if token_ids.size and token_ids.min() == NO_TOKEN:
+    if token_ids.size and token_ids.min() < 0:
         token_slots = slots if verified is None else np.repeat(slots, verified.num_tokens)
         for slot in token_slots[token_ids == NO_TOKEN].tolist():
             errors[slot] = failures.get(slot) or _invalid_logits(slot)
+        for slot in token_slots[token_ids == NO_TOKEN_LEFT].tolist():
+            error = RowError(slot, RowErrorCode.NO_ALLOWED_TOKEN, _NO_TOKEN_LEFT)
+            errors[slot] = failures.get(slot) or error
     errors |= {slot: _invalid_logits(slot) for slot in failed_prompts}
     return tuple(errors[slot] for slot in sorted(errors))
 

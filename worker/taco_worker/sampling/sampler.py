@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from taco_worker.devices.transfers import Transfers
@@ -18,6 +19,10 @@ from taco_worker.sampling.torch_penalties import add_logit_bias, allow_tokens, b
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
+_BANS = Feature.ALLOWED_TOKENS | Feature.BAD_WORDS | Feature.MIN_TOKENS | Feature.NO_REPEAT_NGRAM
+
+# Instead of NO_TOKEN where the request's own parameters exclude every token.
+NO_TOKEN_LEFT = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,8 @@ class SampledRows:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token per row, int64, or NO_TOKEN; log probabilities if any row asked for them, which
-    are undefined for NO_TOKEN."""
+    """One token per row, int64, or NO_TOKEN or NO_TOKEN_LEFT; log probabilities if any row asked
+    for them, which are undefined for these two."""
 
     token_ids: Tensor
     logprobs: LogprobTable | None
@@ -104,6 +109,9 @@ class Sampler:
             beam_scores.normalize(logits, beams, temperatures)
         if changes_logits:
             self._change_logits(logits, rows, features, masks, process)
+        banning_rows = np.flatnonzero(features & _BANS)
+        if banning_rows.size:  # NaN is not -inf, and is the model's fault
+            greatest = self._pick(logits, banning_rows).amax(dim=1)
         scores = logits[beams] if beam_rows.size else None
         metadata = self._metadata(rows, features)
         token_ids = self._ops.sample(logits, metadata)
@@ -111,6 +119,9 @@ class Sampler:
             token_ids = self._typical.prefer(
                 logits, metadata.temperature, token_ids, candidates, self._transfers
             )
+        if banning_rows.size:
+            (places,) = self._transfers.upload(banning_rows)
+            token_ids[places] = token_ids[places].masked_fill(greatest == -torch.inf, NO_TOKEN_LEFT)
         logprobs = None
         if logprob_rows.size:
             chosen = self._pick(token_ids, logprob_rows).clamp(min=0)
