@@ -95,6 +95,8 @@ class Fails:
     def validate_params(self, params: SamplingParams) -> None:
         if (params.extra_args or {}).get("fail_at") == "validation":
             raise ValueError("fail_at is wrong")
+        if (params.extra_args or {}).get("fail_at") == "text":
+            raise ValueError("no text: \ud800" + "x" * 10**6)
 
     def new_req_logits_processor(self, params: SamplingParams) -> Any:
         place = (params.extra_args or {}).get("fail_at")

@@ -138,6 +138,8 @@ FAILURES: list[tuple[dict[str, Any], int, str, str]] = [
      "invalid_arguments", "forced_token must be a token id"),
     ({"logits_processors": [FAILS], "extra_args": {"fail_at": "validation"}}, 400,
      "invalid_arguments", "fail_at is wrong"),
+    ({"logits_processors": [FAILS], "extra_args": {"fail_at": "text"}}, 400,
+     "invalid_arguments", r"no text: \ud800xxx"),
     ({"logits_processors": [FAILS], "extra_args": {"fail_at": "start"}}, 500,
      "processor_failed", "failed: KeyError"),
     ({"logits_processors": [FAILS], "extra_args": {"fail_at": 4}, "n": 2}, 500,
@@ -168,6 +170,7 @@ async def test_a_failure_ends_its_own_sequence(checkpoint: Path, budget: int) ->
         assert together.reasons_of_errors.get(request.handle, "") == reason
         names_only = all(isinstance(p, str) for p in request.sampling.logits_processors or ())
         assert not (names_only and "secret" in message)
+        assert len(message) <= 4096
 
 
 async def test_processors_come_before_the_mask_of_a_grammar(checkpoint: Path) -> None:

@@ -16,12 +16,15 @@ from taco_worker.processors.loading import LoadedProcessor
 
 logger = logging.getLogger("taco.worker")
 
+_MAX_TEXT_CHARS = 4096
+
 
 class ProcessorError(Exception):
-    """A sequence cannot continue. The text is for its client."""
+    """A sequence cannot continue. The text is for its client: bounded, and valid Unicode, though
+    an operator's exception may quote a lone surrogate, which protobuf cannot carry."""
 
     def __init__(self, message: str, code: RowErrorCode = RowErrorCode.PROCESSOR_FAILED) -> None:
-        super().__init__(message)
+        super().__init__(message[:_MAX_TEXT_CHARS].encode(errors="backslashreplace").decode())
         self.code = code
 
 
