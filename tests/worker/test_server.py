@@ -25,7 +25,7 @@ from taco_proto.config import (
     WorkerConfig,
 )
 from taco_proto.convert import step_plan_to_pb
-from taco_proto.steps import StepOutput, StepPlan
+from taco_proto.steps import RowError, RowErrorCode, StepOutput, StepPlan
 from taco_worker.licensing import Licensing
 from taco_worker.model_thread import ModelThread
 from taco_worker.scheduler_link import SchedulerLink
@@ -82,6 +82,28 @@ async def test_hello_plans_and_outputs_over_the_stream(worker: Worker, address: 
         stop.set()
         assert await soon(link) == "the stream was closed"
         await soon(scheduler.goodbyes.get())
+
+
+async def test_an_output_that_cannot_be_encoded_is_a_failed_step(
+    worker: Worker, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler gets an answer, and the stream stays."""
+    row_error = RowError(0, RowErrorCode.PROCESSOR_FAILED, "\ud800")
+    output_of_step = StepOutput(epoch=9, step_id=1, row_errors=(row_error,))
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "execute", lambda plan: output_of_step)
+        stop = asyncio.Event()
+        async with serve(address) as scheduler:
+            link = asyncio.create_task(SchedulerLink(address, worker, ModelThread()).run(stop))
+            scheduler.plans.put_nowait(FIRST)
+            output = await soon(scheduler.outputs.get())
+            assert (output.epoch, output.step_id) == (9, 1)
+            assert output.error == "the output cannot be encoded: UnicodeEncodeError"
+            patch.undo()
+            scheduler.plans.put_nowait(replace(FIRST, epoch=10))
+            assert (await soon(scheduler.outputs.get())).error == ""
+            stop.set()
+            await soon(link)
 
 
 async def test_a_new_stream_starts_from_an_empty_batch(worker: Worker, address: str) -> None:

@@ -1,5 +1,6 @@
 """A worker's Attach stream: receives plans and store commands, sends outputs and reports."""
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,8 @@ from taco_worker.licensing import Licensing
 from taco_worker.model_thread import ModelThread
 from taco_worker.step_metrics import StepMetrics
 from taco_worker.stream_link import StreamLink
+
+logger = logging.getLogger("taco.worker")
 
 # Timeout for the scheduler's go-ahead. Without it the stream has ended and the output is lost.
 GO_AHEAD_SECONDS = 5.0
@@ -140,4 +143,16 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
         failure = ""
         if self._worker.is_broken:
             failure = "the device has failed; restart the worker"
-        self._send_answer(pb.WorkerMessage(output=step_output_to_pb(output)), failure)
+        self._send_answer(pb.WorkerMessage(output=_encoded(output)), failure)
+
+
+def _encoded(output: StepOutput) -> pb.StepOutput:
+    """The output, or a failed step if it cannot be encoded: the scheduler must get an answer."""
+    try:
+        return step_output_to_pb(output)
+    except Exception as error:
+        logger.exception("encoding a step's output failed")
+        reason = f"the output cannot be encoded: {type(error).__name__}"
+        return step_output_to_pb(
+            StepOutput(epoch=output.epoch, step_id=output.step_id, error=reason)
+        )
