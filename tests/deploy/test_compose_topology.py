@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from support.compose import FOLDER, Topology, read_compose, running_topology
+from support.patience import wait_until
 from taco_license.document.issue import issue
 from taco_license.document.keys import read_private_key
 from taco_license.document.license_file import Gpu
@@ -62,6 +63,8 @@ def test_the_platform_runs_from_the_compose_file(secrets: Path, tmp_path: Path) 
         for name in SERVICES:
             topology.until_healthy(name)
         for gateway in ("gateway-1", "gateway-2"):
+            # A worker that asked before the upload asks again after a while.
+            await_license(f"http://127.0.0.1:{topology.port(gateway, 8000)}/v1", secrets)
             check_answers(f"http://127.0.0.1:{topology.port(gateway, 8000)}/v1", secrets)
         check_prometheus_reaches_its_targets(topology, secrets)
         codes = topology.stop()
@@ -89,6 +92,18 @@ def upload_license(topology: Topology, secrets: Path) -> None:
     url = f"https://localhost:{topology.port('license-server', 10080)}/ls"
     answer = httpx.post(url, files={"file": document}, verify=operator(secrets))
     assert answer.text.strip() == "license file sucessfully uploaded", answer.text
+
+
+def await_license(url: str, secrets: Path) -> None:
+    [owner] = yaml.safe_load((secrets / "keys.yaml").read_text())
+    body = {"model": "demo", "prompt": "a", "max_tokens": 1}
+    headers = {"authorization": f"Bearer {owner['key']}"}
+
+    def is_licensed() -> bool:
+        answer = httpx.post(f"{url}/completions", json=body, headers=headers, timeout=60)
+        return "license_invalid" not in answer.text
+
+    wait_until(is_licensed, "a licensed worker")
 
 
 def check_answers(url: str, secrets: Path) -> None:

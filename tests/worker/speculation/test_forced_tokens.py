@@ -105,9 +105,14 @@ async def check(
     changes: dict[str, Any] | None = None,
     serves: str = "kernels",
     alone: bool = False,
+    has_few_rows: bool = False,
     **scheduler: Any,
 ) -> tuple[Worker, Any]:
-    """Compare a worker with one that computes one token a step."""
+    """Compare a worker with one that computes one token a step.
+
+    Args:
+        has_few_rows: how many tokens are forced depends on which sequences share a step.
+    """
     changes = changes or {}
     dtype = {"dtype": changes["dtype"]} if "dtype" in changes else {}
     plain = make_worker(config(path, max_forced_tokens=0, **dtype), serves)
@@ -124,8 +129,8 @@ async def check(
     for key, values in expected.logprobs.items():
         assert got.logprobs.get(key, []) == pytest.approx(values, abs=tolerance, rel=0)
     assert expected.tokens[6, 0] == expected.tokens[7, 0], "a grammar of all texts changes none"
-    assert worker.step_metrics.num_forced > 40
-    if not alone and not scheduler:
+    assert worker.step_metrics.num_forced > (10 if has_few_rows else 40)
+    if not alone and not scheduler and not has_few_rows:
         assert counters.num_steps < 0.8 * plain_counters.num_steps
     return worker, counters
 
@@ -177,7 +182,7 @@ async def test_within_the_rows_that_a_step_has_memory_for(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, max_rows: int
 ) -> None:
     change_drafter(monkeypatch, max_rows=max_rows)
-    await check(checkpoint)
+    await check(checkpoint, has_few_rows=True)
 
 
 @pytest.fixture
@@ -217,7 +222,7 @@ async def test_a_banned_forced_token_is_an_error_of_its_row_alone(checkpoint: Pa
         worker = make_worker(config(checkpoint, max_forced_tokens=max_forced_tokens))
         async with serve(worker) as service:
             got = await generate(service, [*requests(), failing])
-        assert got.reasons_of_errors == {9: "invalid_logits"}
+        assert got.reasons_of_errors == {9: "no_allowed_token"}
         assert got.tokens == {**whole, **{k: v for k, v in got.tokens.items() if k[0] == 9}}
         assert got.tokens.get((9, 0), []) == whole[0, 0][: len(got.tokens.get((9, 0), []))]
 
