@@ -153,7 +153,7 @@ def _string(cursor: Cursor, sink: Sink, *, is_raw: bool) -> Generator[None, None
             sink(_quoted("\\" + (yield from cursor.chars(1)))[1:-1])
             continue
         char = yield from _escape(cursor)
-        is_half = "\ud800" <= char <= "\udfff"  # as it is, it would stand for a marker token
+        is_half = "\ud800" <= char <= "\udfff"  # unescaped it would read as a marker token
         sink(json.dumps(char, ensure_ascii=is_half)[1:-1])
 
 
