@@ -2,10 +2,15 @@
 
 The vocabulary is a byte-level BPE of 151,643 tokens, trained on the Python sources that are
 installed: nothing is downloaded. `model_folder` writes it once and keeps it.
+
+    python -m bench.grammar.inputs FOLDER
+
+writes it for `bench/peers/make_checkpoint.py --tokenizer`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sysconfig
 from collections.abc import Iterator
@@ -15,12 +20,11 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from bench.grammar.schemas import wide_schema
 from bench.peers.make_checkpoint import SHAPES, SPECIAL_TOKENS, write_config
 
 NUM_TOKENS = 151_643  # Qwen2's; its logits are wider
 _MAX_CORPUS_BYTES = 60_000_000
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -123,34 +127,9 @@ def wide_case(num_properties: int) -> Case:
     return Case(f"{num_properties:,} properties", "json", schema, json.dumps(value))
 
 
-def wide_schema(num_properties: int, salt: str = "") -> Json:
-    """An object of strings and integers; another salt makes other names."""
-    names = [f"property_{salt}{number}" for number in range(num_properties)]
-    kinds: list[Json] = [{"type": "string", "maxLength": 30}, {"type": "integer"}]
-    return {
-        "type": "object",
-        "properties": {name: kinds[number % 2] for number, name in enumerate(names)},
-        "required": names[:10],
-        "additionalProperties": False,
-    }
-
-
-def endless_schema() -> Json:
-    """An array of records that no answer of a benchmark finishes: short strings, numbers, lists."""
-    record: Json = {
-        "type": "object",
-        "properties": {
-            "id": {"type": "integer", "minimum": 0, "maximum": 99999},
-            "title": {"type": "string", "maxLength": 60},
-            "state": {"enum": ["open", "closed", "in review", "blocked"]},
-            "labels": {
-                "type": "array",
-                "items": {"type": "string", "maxLength": 20},
-                "maxItems": 5,
-            },
-            "comment": {"type": "string", "maxLength": 200},
-        },
-        "required": ["id", "title", "state", "labels", "comment"],
-        "additionalProperties": False,
-    }
-    return {"type": "array", "items": record, "minItems": 500}
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    model_folder(parser.parse_args().folder)

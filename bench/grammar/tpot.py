@@ -23,7 +23,8 @@ from statistics import median
 from typing import Any
 
 from bench import record
-from bench.grammar.inputs import endless_schema, model_folder
+from bench.grammar.inputs import model_folder
+from bench.grammar.schemas import endless_schema
 from bench.interval import ratio_interval
 from taco_gateway.text.output.output_processor import TextUpdate
 from taco_gateway.text.text_engine import TextEngine

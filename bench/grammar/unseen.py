@@ -23,7 +23,8 @@ import httpx
 import numpy as np
 
 from bench import record
-from bench.grammar.inputs import model_folder, wide_schema
+from bench.grammar.inputs import model_folder
+from bench.grammar.schemas import wide_schema
 from bench.interval import ratio_interval
 from bench.services.served_engine import ServedEngine
 

@@ -1,8 +1,9 @@
 """Drives any server with OpenAI's `/v1/completions`, prompts of token ids, and `ignore_eos`.
 
 Options: `command`, where `{port}` is replaced by the port; `model`, the name in requests;
-`version`, the server's version. The client shares the server's cores, so it reads as little as
-possible: it parses only the last chunk, which holds the number of tokens.
+`version`, the server's version; `schema_path`, the keys below which a request has its JSON schema.
+The client shares the server's cores, so it reads as little as possible: it parses only the last
+chunk, which holds the number of tokens.
 """
 
 import asyncio
@@ -27,9 +28,10 @@ STOP_SECONDS = 30.0
 
 
 class HttpEngine:
-    def __init__(self, version: str, model: str, port: int) -> None:
-        self.version = version
-        self._model = model
+    def __init__(self, options: dict[str, Any], port: int) -> None:
+        self.version: str = options["version"]
+        self._model: str = options["model"]
+        self._schema_path: list[str] = options["schema_path"]
         self._port = port
 
     def run(self, requests: list[Request]) -> list[driver.Times]:
@@ -55,18 +57,22 @@ class HttpEngine:
             writer.close()
 
     def _post(self, request: Request) -> bytes:
-        body = json.dumps(
-            {
-                "model": self._model,
-                "prompt": request.prompt,
-                "max_tokens": request.num_output_tokens,
-                "min_tokens": request.num_output_tokens,
-                "ignore_eos": True,
-                "temperature": 0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
+        fields: dict[str, Any] = {
+            "model": self._model,
+            "prompt": request.prompt,
+            "max_tokens": request.num_output_tokens,
+            "min_tokens": request.num_output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if request.json_schema is not None:
+            constraint: Any = request.json_schema
+            for key in reversed(self._schema_path):
+                constraint = {key: constraint}
+            fields |= constraint
+        body = json.dumps(fields).encode()
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}:{self._port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -106,7 +112,7 @@ def start(settings: driver.Settings) -> Iterator[HttpEngine]:
             if server.poll() is not None:
                 raise RuntimeError(f"the server ended with code {server.returncode}")
             time.sleep(POLL_SECONDS)
-        yield HttpEngine(settings.options["version"], settings.options["model"], port)
+        yield HttpEngine(settings.options, port)
     finally:
         server.send_signal(signal.SIGINT)
         try:

@@ -34,6 +34,7 @@ class OpenVinoEngine:
         )
 
     def run(self, requests: list[Request]) -> list[driver.Times]:
+        driver.reject_schemas(requests)
         started = time.perf_counter()
         readers = [self._submit(request) for request in requests]
         while self._pipeline.has_non_finished_requests():

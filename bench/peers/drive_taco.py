@@ -13,6 +13,7 @@ from bench.peers.workloads import Request
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.async_engine import AsyncLLMEngine
 from taco_proto.sampling_params import SamplingParams
+from taco_proto.structured_outputs import StructuredOutputsParams
 
 
 class TacoEngine:
@@ -49,8 +50,13 @@ class TacoEngine:
 
 
 def sampling_params(request: Request) -> SamplingParams:
+    schema = request.json_schema
     return SamplingParams(
-        temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False
+        temperature=0.0,
+        max_tokens=request.num_output_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
     )
 
 

@@ -26,6 +26,7 @@ class TransformersEngine:
         """Runs a static batch: short requests wait for the longest; tokens are counted up to
         each one's end.
         """
+        driver.reject_schemas(requests)
         longest = max(len(request.prompt) for request in requests)
         ids = torch.zeros(len(requests), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)

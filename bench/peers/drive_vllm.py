@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import vllm
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
+from vllm.sampling_params import StructuredOutputsParams
 
 from bench.peers import driver
 from bench.peers.workloads import Request
@@ -34,6 +35,11 @@ class VllmEngine:
                 min_tokens=request.num_output_tokens,
                 ignore_eos=True,
                 detokenize=False,
+                structured_outputs=(
+                    None
+                    if request.json_schema is None
+                    else StructuredOutputsParams(json=request.json_schema)
+                ),
             )
             for request in requests
         ]

@@ -84,7 +84,9 @@ class EngineProcess:
     def run(self, requests: list[Request]) -> Report:
         """Runs a workload. Raises `EngineError`."""
         assert self._process.stdin is not None
-        message = [[request.prompt, request.num_output_tokens] for request in requests]
+        message = [
+            [request.prompt, request.num_output_tokens, request.json_schema] for request in requests
+        ]
         try:
             print(json.dumps({"requests": message}), file=self._process.stdin, flush=True)
         except BrokenPipeError:

@@ -4,7 +4,8 @@
 #
 #   bench/peers/install.sh DIRECTORY [SHAPE]
 #
-# Run it from a checkout after `make install`. PYTHON names a Python 3.11 (python3.11). It takes some
+# Run it from a checkout after `make install`. PYTHON names a Python 3.11 (python3.11). TOKENIZER names
+# a tokenizer.json for the checkpoint, which workloads with a JSON schema need. It takes some
 # minutes and 6 GB; parts that are there already are kept. vLLM also likes tcmalloc
 # (Debian: libtcmalloc-minimal4), and is compared without it where it is missing.
 set -eu
@@ -18,7 +19,8 @@ CHECKPOINT=$DIRECTORY/models/$SHAPE
 mkdir -p "$DIRECTORY/models-ov"
 
 if [ ! -f "$CHECKPOINT/config.json" ]; then
-  "$OURS" "$HERE/make_checkpoint.py" "$CHECKPOINT" --shape "$SHAPE"
+  "$OURS" "$HERE/make_checkpoint.py" "$CHECKPOINT" --shape "$SHAPE" \
+    ${TOKENIZER:+--tokenizer "$TOKENIZER"}
 fi
 
 if [ ! -f "$DIRECTORY/vllm/.installed" ]; then

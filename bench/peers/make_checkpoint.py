@@ -1,10 +1,11 @@
 """Creates a checkpoint of random bf16 weights in a known shape, for speed comparisons.
 
-    python bench/peers/make_checkpoint.py DIRECTORY [--shape qwen2-0.5b]
+    python bench/peers/make_checkpoint.py DIRECTORY [--shape qwen2-0.5b] [--tokenizer FILE]
 
 Nothing is downloaded: transformers initializes the weights and writes them under the published
 names. Prompts are token ids. The tokenizer has a text for every id, because a server sends nothing
-for a token without text.
+for a token without text. Constrained requests need a tokenizer with the words of a real one:
+`python -m bench.grammar.inputs FOLDER` trains one.
 """
 
 import argparse
@@ -104,15 +105,19 @@ def main() -> None:
     )
     parser.add_argument("directory", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="qwen2-0.5b")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to copy; default: made up")
     args = parser.parse_args()
-    make_checkpoint(args.directory, SHAPES[args.shape])
+    tokenizer = Tokenizer.from_file(str(args.tokenizer)) if args.tokenizer else None
+    make_checkpoint(args.directory, SHAPES[args.shape], tokenizer)
 
 
-def make_checkpoint(directory: Path, config: dict[str, Any]) -> None:
+def make_checkpoint(
+    directory: Path, config: dict[str, Any], tokenizer: Tokenizer | None = None
+) -> None:
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(_hf_config(config), dtype=torch.bfloat16)
     model.save_pretrained(directory)
-    _tokenizer(config["vocab_size"]).save(str(directory / "tokenizer.json"))
+    (tokenizer or _tokenizer(config["vocab_size"])).save(str(directory / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": SPECIAL_TOKENS[0],

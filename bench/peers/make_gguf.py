@@ -2,7 +2,7 @@
 
     DIRECTORY/llama/bin/python bench/peers/make_gguf.py CHECKPOINT FILE
 
-llama.cpp's own converter rejects the made-up tokenizer. The layout follows that converter: matrices
+llama.cpp's own converter rejects a made-up tokenizer. The layout follows that converter: matrices
 stay in bf16, an expert's matrices are stacked in expert order, vectors and routers become fp32.
 """
 
@@ -68,12 +68,14 @@ def _add_tokens(writer: gguf.GGUFWriter, tokenizer_file: Path, config: dict[str,
         tokens[token_id] = token
     types = [gguf.TokenType.NORMAL] * len(tokens)
     for added in tokenizer["added_tokens"]:
+        tokens[added["id"]] = added["content"]
         types[added["id"]] = gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(["0 0"])  # llama.cpp requires one; prompts are ids, so none applies
+    # llama.cpp requires one; prompts are ids, so none applies.
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]] or ["0 0"])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)

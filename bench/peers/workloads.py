@@ -3,27 +3,35 @@
 No tokenizer is in the timed path and the end-of-sequence token is ignored, so all engines
 compute the same number of tokens. A workload is written `COUNTxPROMPT/OUTPUT`. A length is a
 number or a range, and a prompt may begin with tokens that all requests share: `1x128/128`,
-`64x16-512/16-256`, `32x512+32/32`.
+`64x16-512/16-256`, `32x512+32/32`. `json:32x128/128` makes the text of every answer follow a JSON
+schema that no answer completes.
 """
 
 import random
 import re
 from dataclasses import dataclass
+from typing import Any
+
+from bench.grammar.schemas import endless_schema
 
 # Above the special tokens of every known vocabulary and below the smallest vocabulary.
 LOW_ID, HIGH_ID = 16, 4000
 
+# An answer has 500 tokens at most; a record has more than 10.
+JSON_RECORDS = 50
+
 _SHAPE = re.compile(
-    r"(?P<count>\d+)x((?P<shared>\d+)\+)?(?P<prompt>\d+(-\d+)?)/(?P<output>\d+(-\d+)?)"
+    r"(?P<json>json:)?(?P<count>\d+)x((?P<shared>\d+)\+)?(?P<prompt>\d+(-\d+)?)/(?P<output>\d+(-\d+)?)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and its number of output tokens."""
+    """A prompt, its number of output tokens, and the JSON schema of its answer."""
 
     prompt: list[int]
     num_output_tokens: int
+    json_schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,7 @@ class Workload:
     Attributes:
         num_shared: common prefix length of all prompts. It is computed with the prefix cache on,
             and is new in every round, so that it is not cached before.
+        json_schema: of all answers; None: they are free.
         figures: compared figures, by the names of `rounds.figures_of`.
     """
 
@@ -59,6 +68,7 @@ class Workload:
     prompt: Length
     output: Length
     seed: int
+    json_schema: dict[str, Any] | None = None
 
     @property
     def prefix_cache(self) -> bool:
@@ -78,7 +88,11 @@ class Workload:
         if self.num_shared:
             rng = random.Random(1000 * seed)
         return [
-            Request(shared + _draw_ids(rng, self.prompt.draw(rng)), self.output.draw(rng))
+            Request(
+                shared + _draw_ids(rng, self.prompt.draw(rng)),
+                self.output.draw(rng),
+                self.json_schema,
+            )
             for _ in range(self.count)
         ]
 
@@ -110,6 +124,7 @@ def _shape(name: str, shape: str, seed: int) -> Workload:
         prompt=Length.parse(match["prompt"]),
         output=Length.parse(match["output"]),
         seed=seed,
+        json_schema=endless_schema(JSON_RECORDS) if match["json"] else None,
     )
 
 
@@ -123,6 +138,8 @@ NAMED = {
     "batch": _shape("batch", "32x128/128", seed=3000),
     "mixed": _shape("mixed", "64x16-512/16-256", seed=4000),
     "prefix": _shape("prefix", "32x512+32/32", seed=5000),
+    "json": _shape("json", "json:32x128/128", seed=8000),
+    "json-single": _shape("json-single", "json:1x128/128", seed=9000),
 }
 # Run before any timing: one short batch, and one wider than a decode step.
 WARM_UP = (

@@ -32,9 +32,16 @@ def test_engines_take_turns(catalogue: Catalogue) -> None:
     with warm_engines(specs, said.append) as engines:
         stream = take_turns(engines, parse("1x20/4"), 2, said.append)
         batch = take_turns(engines, parse("3x16+4/2-4"), 1, said.append)
+        constrained = take_turns(engines, parse("json:2x16/8"), 1, said.append)
     assert list(stream) == ["ttft_ms", "tpot_ms"]
     assert list(batch) == ["seconds"]
-    measured = [(stream["ttft_ms"], 2), (stream["tpot_ms"], 2), (batch["seconds"], 1)]
+    assert list(constrained) == ["tokens_per_s"]
+    measured = [
+        (stream["ttft_ms"], 2),
+        (stream["tpot_ms"], 2),
+        (batch["seconds"], 1),
+        (constrained["tokens_per_s"], 1),
+    ]
     for values, num_rounds in measured:
         assert set(values) == {"taco", "taco-http"}
         assert all(len(got) == num_rounds and min(got) > 0 for got in values.values())

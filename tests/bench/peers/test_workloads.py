@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from bench.peers.workloads import HIGH_ID, LOW_ID, NAMED, parse
 
@@ -16,6 +17,8 @@ DIGESTS = {
     "batch": "5bab8921387a65bf",
     "mixed": "0abedf850dbc3cde",
     "prefix": "38cdd50468f79e40",
+    "json": "edb8abef9bb99e43",
+    "json-single": "d47c022b4defaf73",
 }
 
 
@@ -49,12 +52,26 @@ def test_a_shape_defines_the_requests(
         assert all(LOW_ID <= token_id < HIGH_ID for token_id in request.prompt)
 
 
+def test_a_json_shape_is_the_shape_with_a_schema() -> None:
+    constrained, free = (parse(text).requests() for text in ("json:3x8/16", "3x8/16"))
+    assert [(each.prompt, each.num_output_tokens) for each in constrained] == [
+        (each.prompt, each.num_output_tokens) for each in free
+    ]
+    for each in constrained:
+        assert each.json_schema is not None
+        Draft202012Validator.check_schema(each.json_schema)
+        assert not Draft202012Validator(each.json_schema).is_valid([])
+    assert all(each.json_schema is None for each in free)
+
+
 def test_each_round_has_a_new_shared_prefix() -> None:
     prefixes = {tuple(NAMED["prefix"].requests(round_number)[0].prompt) for round_number in (0, 1)}
     assert len(prefixes) == 2
 
 
-@pytest.mark.parametrize("text", ["", "fast", "32x128", "x128/128", "1x/5", "1x5-/5"])
+@pytest.mark.parametrize(
+    "text", ["", "fast", "32x128", "x128/128", "1x/5", "1x5-/5", "json:", "xml:1x2/3"]
+)
 def test_invalid_workloads_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is no workload"):
         parse(text)
