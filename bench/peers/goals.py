@@ -77,6 +77,8 @@ GOALS = (
     Goal("taco-int8", "batch", "tokens_per_s", 2.2),
     Goal("taco", "mixed", "tokens_per_s", 1.6),
     Goal("taco", "prefix", "seconds", 0.7),
+    Goal("taco", "json", "tokens_per_s", 1.5),
+    Goal("taco", "json-single", "tpot_ms", 0.67),
     Goal("taco-http", "batch", "tokens_per_s", 0.92, against="taco"),
     Goal("taco-http", "mixed", "tokens_per_s", 0.92, against="taco"),
 )

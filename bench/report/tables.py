@@ -260,6 +260,8 @@ def describe(shape: str) -> str:
     """Describes a workload's shape: `32x512+32/16` is 32 requests that share 512 of 544 tokens."""
     workload = parse(shape)
     prompt, output = _length(workload.prompt), _length(workload.output)
+    if workload.json_schema is not None:
+        output += " of JSON"
     if workload.count == 1:
         return f"1 stream, {prompt} in / {output} out"
     if not workload.num_shared:
