@@ -17,10 +17,8 @@ def wide_schema(num_properties: int, salt: str = "") -> Json:
     }
 
 
-def endless_schema(num_records: int = 500) -> Json:
-    """An array of at least `num_records` records of short strings, numbers and lists: so many that
-    no answer of a benchmark finishes it.
-    """
+def endless_schema() -> Json:
+    """An array of records that no answer of a benchmark finishes: short strings, numbers, lists."""
     record: Json = {
         "type": "object",
         "properties": {
@@ -37,4 +35,28 @@ def endless_schema(num_records: int = 500) -> Json:
         "required": ["id", "title", "state", "labels", "comment"],
         "additionalProperties": False,
     }
-    return {"type": "array", "items": record, "minItems": num_records}
+    return {"type": "array", "items": record, "minItems": 500}
+
+
+def records_schema(num_records: int) -> Json:
+    """An array of at least `num_records` records as programs exchange them: short values.
+
+    A model with random weights ends no string before its `maxLength`, so that is the length of a
+    usual value.
+    """
+    properties: Json = {
+        "order_id": {"type": "integer", "minimum": 10000, "maximum": 99999},
+        "customer_name": {"type": "string", "maxLength": 20},
+        "status": {"enum": ["pending", "paid", "shipped", "delivered", "cancelled"]},
+        "created_at": {"type": "string", "pattern": "^20[0-9]{2}-[01][0-9]-[0-3][0-9]$"},
+        "total_cents": {"type": "integer", "minimum": 0, "maximum": 999999},
+        "is_gift": {"type": "boolean"},
+        "shipping_city": {"type": "string", "maxLength": 16},
+    }
+    order: Json = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": order, "minItems": num_records}

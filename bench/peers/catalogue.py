@@ -139,7 +139,7 @@ class Catalogue:
             *("--ctx-size", str(num_tokens), "--log-disable", "--no-webui"),
             "--cache-prompt" if prefix_cache else "--no-cache-prompt",
         ]
-        options = self._served(command, "llama.cpp", schema_path=("json_schema",))
+        options = self._served(command, "llama.cpp", schema_field="json_schema")
         python = Path(sys.executable)
         return self._spec(name, python, "drive_http", options, prefix_cache, weight_bits=16)
 
@@ -161,16 +161,13 @@ class Catalogue:
         return self._spec(name, python, "drive_transformers", {}, prefix_cache, weight_bits=16)
 
     def _served(
-        self,
-        command: list[str],
-        version: str,
-        schema_path: tuple[str, ...] = ("structured_outputs", "json"),
+        self, command: list[str], version: str, schema_field: str = "structured_outputs"
     ) -> dict[str, Any]:
         return {
             "command": command,
             "model": SERVED_NAME,
             "version": version,
-            "schema_path": schema_path,
+            "schema_field": schema_field,
         }
 
     def _spec(

@@ -1,7 +1,7 @@
 """Drives any server with OpenAI's `/v1/completions`, prompts of token ids, and `ignore_eos`.
 
 Options: `command`, where `{port}` is replaced by the port; `model`, the name in requests;
-`version`, the server's version; `schema_path`, the keys below which a request has its JSON schema.
+`version`, the server's version; `schema_field`, the field of a request that has its JSON schema.
 The client shares the server's cores, so it reads as little as possible: it parses only the last
 chunk, which holds the number of tokens.
 """
@@ -31,7 +31,7 @@ class HttpEngine:
     def __init__(self, options: dict[str, Any], port: int) -> None:
         self.version: str = options["version"]
         self._model: str = options["model"]
-        self._schema_path: list[str] = options["schema_path"]
+        self._schema_field: str = options["schema_field"]
         self._port = port
 
     def run(self, requests: list[Request]) -> list[driver.Times]:
@@ -68,10 +68,10 @@ class HttpEngine:
             "stream_options": {"include_usage": True},
         }
         if request.json_schema is not None:
-            constraint: Any = request.json_schema
-            for key in reversed(self._schema_path):
-                constraint = {key: constraint}
-            fields |= constraint
+            constraint = request.json_schema
+            if self._schema_field == "structured_outputs":
+                constraint = {"json": constraint, "disable_any_whitespace": True}
+            fields[self._schema_field] = constraint
         body = json.dumps(fields).encode()
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}:{self._port}\r\n"

@@ -50,13 +50,15 @@ class TacoEngine:
 
 
 def sampling_params(request: Request) -> SamplingParams:
-    schema = request.json_schema
+    constraint = None
+    if request.json_schema is not None:
+        constraint = StructuredOutputsParams(json=request.json_schema, disable_any_whitespace=True)
     return SamplingParams(
         temperature=0.0,
         max_tokens=request.num_output_tokens,
         ignore_eos=True,
         detokenize=False,
-        structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
+        structured_outputs=constraint,
     )
 
 

@@ -38,7 +38,9 @@ class VllmEngine:
                 structured_outputs=(
                     None
                     if request.json_schema is None
-                    else StructuredOutputsParams(json=request.json_schema)
+                    else StructuredOutputsParams(
+                        json=request.json_schema, disable_any_whitespace=True
+                    )
                 ),
             )
             for request in requests
