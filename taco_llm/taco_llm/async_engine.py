@@ -168,7 +168,9 @@ class AsyncLLMEngine:
         request = GenerateRequest(
             request_id=request_id, sampling=params, priority=priority, grammar=grammar
         )
-        updates = text_engine.generate(token_ids, request, sum_logprobs=True)
+        # A log probability needs the logits of all tokens, which a grammar would save.
+        sum_logprobs = grammar is None or params.logprobs is not None
+        updates = text_engine.generate(token_ids, request, sum_logprobs=sum_logprobs)
         if text is None and self._tokenizer is not None:
             text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         output = RequestOutput(

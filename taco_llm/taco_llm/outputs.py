@@ -36,7 +36,8 @@ class CompletionOutput:
         text: the generated text.
         token_ids: the generated tokens, including the token that ended the sequence.
         cumulative_logprob: sum of the log probabilities of `token_ids`; None before the first
-            token, and with `logprobs_during_spec_decoding=False`.
+            token, with `structured_outputs` unless the request asked for `logprobs`, and with
+            `logprobs_during_spec_decoding=False`.
         logprobs: one entry per token; None unless the request asked for them.
         finish_reason: "stop", "length" or "abort"; None while the sequence runs.
         stop_reason: the stop string or stop token id that ended the sequence; None otherwise.

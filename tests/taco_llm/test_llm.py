@@ -16,7 +16,14 @@ import tokenizers
 
 from support.checkpoints import make_checkpoint
 from support.patience import PATIENCE_SECONDS, wait_until
-from taco_llm import LLM, AsyncLLMEngine, EngineArgs, RequestOutput, SamplingParams
+from taco_llm import (
+    LLM,
+    AsyncLLMEngine,
+    EngineArgs,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
 pytestmark = pytest.mark.kernels
@@ -71,7 +78,7 @@ def test_a_prompt_may_be_text_or_token_ids(llm: LLM) -> None:
 
 @pytest.mark.parametrize("stop", [None, "zzz"])
 @pytest.mark.parametrize("best_of", [None, 3])
-def test_the_cumulative_logprob_is_always_set(
+def test_the_cumulative_logprob_of_free_text_is_always_set(
     llm: LLM, stop: str | None, best_of: int | None
 ) -> None:
     params = SamplingParams(seed=3, max_tokens=5, ignore_eos=True, stop=stop, best_of=best_of)
@@ -84,6 +91,21 @@ def test_the_cumulative_logprob_is_always_set(
     chosen = [entry[i].logprob for i, entry in zip(sequence.token_ids, entries, strict=True)]
     assert sequence.cumulative_logprob == pytest.approx(sum(chosen))
     assert asked.outputs[0].cumulative_logprob == pytest.approx(sum(chosen))
+
+
+def test_constrained_answers_have_log_probabilities_only_on_request(llm: LLM) -> None:
+    """Else no forced token would save its logits."""
+    params = SamplingParams(
+        temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(regex="[0-9]{20}")
+    )
+    (output,) = llm.generate("Hello, world", params, use_tqdm=False)
+    (asked,) = llm.generate("Hello, world", params.with_updates(logprobs=0), use_tqdm=False)
+    sequence, entries = asked.outputs[0], asked.outputs[0].logprobs
+    assert output.outputs[0].token_ids == sequence.token_ids
+    assert output.outputs[0].cumulative_logprob is None
+    assert entries is not None
+    chosen = [entry[i].logprob for i, entry in zip(sequence.token_ids, entries, strict=True)]
+    assert sequence.cumulative_logprob == pytest.approx(sum(chosen))
 
 
 def test_logprobs(llm: LLM) -> None:
