@@ -24,6 +24,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_pool_create": (c_void_p, [c_int32, c_void_p, c_int32]),
     "taco_pool_destroy": (None, [c_void_p]),
     "taco_pool_forget_threads": (None, [c_void_p]),
+    "taco_pool_trace": (None, [c_void_p, c_void_p, c_int64]),
     "taco_pool_bf16_operand_bytes": (c_int64, [c_void_p]),
     "taco_pool_int8_operand_bytes": (c_int64, [c_void_p]),
     "taco_pack": (None, [c_void_p, c_void_p]),

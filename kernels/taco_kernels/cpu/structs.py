@@ -281,6 +281,15 @@ class RowOp(Structure):
     )
 
 
+class TraceSpan(Structure):
+    _fields_ = (
+        ("begin", c_int64),
+        ("end", c_int64),
+        ("kind", c_int32),
+        ("index", c_int32),
+    )
+
+
 class LogitRows(Structure):
     _fields_ = (
         ("data", c_void_p),

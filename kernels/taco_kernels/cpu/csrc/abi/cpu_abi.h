@@ -22,6 +22,10 @@ TACO_API TacoPool* taco_pool_create(int32_t num_threads, const int32_t* cpus, in
 TACO_API void taco_pool_destroy(TacoPool* pool);
 // Call this first in the child of a fork, which has none of the threads.
 TACO_API void taco_pool_forget_threads(TacoPool* pool);
+// Records what the threads do from the next operation on (runtime/trace.h). spans: [num_threads]
+// [capacity], zeroed; null stops.
+struct TraceSpan;
+TACO_API void taco_pool_trace(TacoPool* pool, TraceSpan* spans, int64_t capacity);
 
 // Bytes of an operand with the pool's instruction set.
 TACO_API int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool);

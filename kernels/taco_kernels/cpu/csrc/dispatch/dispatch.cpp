@@ -47,6 +47,10 @@ void taco_pool_destroy(TacoPool* pool) { delete pool; }
 
 void taco_pool_forget_threads(TacoPool* pool) { pool->threads.forget_threads(); }
 
+void taco_pool_trace(TacoPool* pool, TraceSpan* spans, int64_t capacity) {
+    pool->threads.trace(spans, capacity);
+}
+
 int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool) {
     return pool->kernels.bf16_operand_bytes;
 }

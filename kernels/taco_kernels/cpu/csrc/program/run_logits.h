@@ -33,6 +33,7 @@ inline void transform_logits(Thread& thread, const LogitTransform& transform, in
 }
 
 inline void compute_logits(Thread& thread, const Program& program, const Logits& logits) {
+    const Span span(thread.log(), SpanKind::logits, 0);
     Arena arena(logits.scratch);
     const LogitsScratch scratch(arena, OPERAND_BYTES, program, logits);
     const Matrix &lm_head = program.lm_head, &embed_out = program.embed_out;

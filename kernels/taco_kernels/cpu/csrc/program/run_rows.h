@@ -25,6 +25,26 @@ void share_rows(Thread& thread, int64_t rows, Body body) {
     });
 }
 
+// Whether an op computes each row of its output from the same row of its inputs alone.
+constexpr bool works_by_row(OpKind kind) {
+    switch (kind) {
+        case OpKind::embed:
+        case OpKind::norm:
+        case OpKind::rope:
+        case OpKind::activation:
+        case OpKind::add:
+        case OpKind::scale:
+        case OpKind::cap:
+        case OpKind::clip:
+        case OpKind::gate:
+        case OpKind::copy:
+        case OpKind::keep:
+        case OpKind::head_copy:
+        case OpKind::input: return true;
+        default: return false;
+    }
+}
+
 // Some rows of a step while a stage works on them: rows [begin, begin + count) of its buffers,
 // whose row i belongs to token output_rows[i] of the step, or to token i if output_rows is null.
 class RowRun {
@@ -40,27 +60,28 @@ public:
           begin_(begin),
           count_(count) {}
 
-    void run(const Op& op) const {
-        switch (op.kind) {
-            case OpKind::embed: return embed(op);
-            case OpKind::norm: return norm(op);
-            case OpKind::encode: return encode(op);
-            case OpKind::linear: return linear(op);
-            case OpKind::rope: return rotate(op);
-            case OpKind::activation: return activate_columns(op);
-            case OpKind::add: return add_columns(op);
-            case OpKind::scale: return scale_columns(op);
-            case OpKind::cap: return cap_columns(op);
-            case OpKind::clip: return clip_columns(op);
-            case OpKind::gate: return gate_columns(op);
-            case OpKind::copy: return copy_columns(op);
-            case OpKind::keep: return keep(op);
-            case OpKind::route: return route(op);
-            case OpKind::experts: return multiply_experts(op);
-            case OpKind::head_linear: return multiply_heads(op);
-            case OpKind::head_copy: return copy_heads(op);
-            case OpKind::input: return take_input(op);
-            default: return;
+    // Runs ops [first, past) of the program.
+    //
+    // Neighbours that work row by row share one loop: an op reads only what the ops before it wrote
+    // of the same row, so there is no barrier between them.
+    void run(int64_t first, int64_t past) const {
+        for (int64_t i = first; i < past;) {
+            const Op& op = program_.ops[i];
+            if (op.kind == OpKind::keep && step_.num_kept == 0) {
+                ++i;
+                continue;
+            }
+            const Span span(thread_.log(), SpanKind::op, i);
+            if (!works_by_row(op.kind)) {
+                run_kernel(op);
+                ++i;
+                continue;
+            }
+            const int64_t end = end_of_row_ops(i, past);
+            share_rows(thread_, count_, [&](int64_t row) {
+                for (int64_t j = i; j < end; ++j) run_row(program_.ops[j], row);
+            });
+            i = end;
         }
     }
 
@@ -83,24 +104,62 @@ private:
         return buffers_[columns.buffer].scales + (is_local ? row : begin_ + row);
     }
 
-    void embed(const Op& op) const {
-        share_rows(thread_, count_, [&](int64_t row) {
-            const int64_t token = token_of(row);
-            float* out = floats_of(op.out, row);
-            if (const float* given = given_embedding(op, token)) {
-                std::copy_n(given, op.out.size, out);
+    int64_t end_of_row_ops(int64_t first, int64_t past) const {
+        while (first < past && works_by_row(program_.ops[first].kind)) ++first;
+        return first;
+    }
+
+    // A kernel over all rows of the run. It ends with a barrier.
+    void run_kernel(const Op& op) const {
+        switch (op.kind) {
+            case OpKind::encode: return encode(op);
+            case OpKind::linear: return linear(op);
+            case OpKind::route: return route(op);
+            case OpKind::experts: return multiply_experts(op);
+            case OpKind::head_linear: return multiply_heads(op);
+            default: return;
+        }
+    }
+
+    void run_row(const Op& op, int64_t row) const {
+        switch (op.kind) {
+            case OpKind::embed: return embed(op, row);
+            case OpKind::norm: return norm(op, row);
+            case OpKind::rope: return rotate(op, row);
+            case OpKind::activation: return activate(op, row);
+            case OpKind::add:
+                return add_row(floats_of(op.x, row), floats_of(op.y, row), op.x.size, op.factor);
+            case OpKind::scale: return scale_row(floats_of(op.x, row), op.x.size, op.factor);
+            case OpKind::cap: return cap_row(floats_of(op.x, row), op.x.size, op.factor);
+            case OpKind::clip: return clip_row(floats_of(op.x, row), op.x.size, op.factor);
+            case OpKind::gate:
+                return gate_row(floats_of(op.x, row), floats_of(op.y, row), op.x.size, op.y.size);
+            case OpKind::copy:
+                std::copy_n(floats_of(op.x, row), op.x.size, floats_of(op.out, row));
                 return;
-            }
-            const int32_t* indices = op.indexes_positions ? step_.positions : step_.token_ids;
-            const int64_t index = indices[token] + op.offset;
-            if (op.adds) {
-                add_table_row(op.table, index, op.out.size, out);
-            } else if (op.table.data) {
-                copy_table_row(op.table, index, op.out.size, out);
-            } else {
-                copy_packed_row(op.matrix, index, op.out.size, out);
-            }
-        });
+            case OpKind::keep: return keep(op, row);
+            case OpKind::head_copy: return copy_heads(op, row);
+            case OpKind::input: return take_input(op, row);
+            default: return;
+        }
+    }
+
+    void embed(const Op& op, int64_t row) const {
+        const int64_t token = token_of(row);
+        float* out = floats_of(op.out, row);
+        if (const float* given = given_embedding(op, token)) {
+            std::copy_n(given, op.out.size, out);
+            return;
+        }
+        const int32_t* indices = op.indexes_positions ? step_.positions : step_.token_ids;
+        const int64_t index = indices[token] + op.offset;
+        if (op.adds) {
+            add_table_row(op.table, index, op.out.size, out);
+        } else if (op.table.data) {
+            copy_table_row(op.table, index, op.out.size, out);
+        } else {
+            copy_packed_row(op.matrix, index, op.out.size, out);
+        }
     }
 
     // The embedding that the step gives for a token, or null.
@@ -110,19 +169,15 @@ private:
         return row < 0 ? nullptr : step_.embeddings + row * op.out.size;
     }
 
-    void norm(const Op& op) const {
+    void norm(const Op& op, int64_t row) const {
         const Buffer& target = program_.buffers[op.out.buffer];
         if (target.type != DType::f32) {
-            share_rows(thread_, count_, [&](int64_t row) {
-                norm_row_encoded(op.norm, floats_of(op.x, row), op.x.size, op.weight, op.bias,
-                                 op.eps, target.type, bytes_of(op.out, row), scale_of(op.out, row));
-            });
+            norm_row_encoded(op.norm, floats_of(op.x, row), op.x.size, op.weight, op.bias, op.eps,
+                             target.type, bytes_of(op.out, row), scale_of(op.out, row));
             return;
         }
-        share_rows(thread_, count_, [&](int64_t row) {
-            norm_groups_row(op.norm, floats_of(op.x, row), op.x.size / op.group, op.group,
-                            op.weight, op.bias, op.weight_step, op.eps, floats_of(op.out, row));
-        });
+        norm_groups_row(op.norm, floats_of(op.x, row), op.x.size / op.group, op.group, op.weight,
+                        op.bias, op.weight_step, op.eps, floats_of(op.out, row));
     }
 
     void encode(const Op& op) const {
@@ -176,58 +231,25 @@ private:
         kernels().multiply_experts(thread_, product);
     }
 
-    void rotate(const Op& op) const {
+    void rotate(const Op& op, int64_t row) const {
         const bool by_axis = op.num_sections && step_.rope_positions;
         const Rotation rotation{
             op.rotary_style, op.x.size / op.group,          op.group,   op.rotary_dim, op.cosines,
             op.sines,        by_axis ? op.num_sections : 0, op.sections};
         const int32_t* positions = by_axis ? step_.rope_positions : step_.positions;
-        share_rows(thread_, count_, [&](int64_t row) {
-            rotate_row(rotation, floats_of(op.x, row) + op.offset, positions + token_of(row),
-                       step_.batch.num_tokens);
-        });
+        rotate_row(rotation, floats_of(op.x, row) + op.offset, positions + token_of(row),
+                   step_.batch.num_tokens);
     }
 
-    void activate_columns(const Op& op) const {
-        share_rows(thread_, count_, [&](int64_t row) {
-            const float* x = floats_of(op.x, row);
-            const int64_t size = op.out.size;
-            float* out = floats_of(op.out, row);
-            if (op.is_gated) {
-                gate_up_row(op.activation, op.alpha, op.factor, x, x + size, size, out);
-            } else {
-                activate_row(op.activation, x, size, out);
-            }
-        });
-    }
-
-    void add_columns(const Op& op) const {
-        share_rows(thread_, count_, [&](int64_t row) {
-            add_row(floats_of(op.x, row), floats_of(op.y, row), op.x.size, op.factor);
-        });
-    }
-    void scale_columns(const Op& op) const {
-        share_rows(thread_, count_,
-                   [&](int64_t row) { scale_row(floats_of(op.x, row), op.x.size, op.factor); });
-    }
-    void cap_columns(const Op& op) const {
-        share_rows(thread_, count_,
-                   [&](int64_t row) { cap_row(floats_of(op.x, row), op.x.size, op.factor); });
-    }
-    void clip_columns(const Op& op) const {
-        share_rows(thread_, count_,
-                   [&](int64_t row) { clip_row(floats_of(op.x, row), op.x.size, op.factor); });
-    }
-    void gate_columns(const Op& op) const {
-        share_rows(thread_, count_, [&](int64_t row) {
-            gate_row(floats_of(op.x, row), floats_of(op.y, row), op.x.size, op.y.size);
-        });
-    }
-
-    void copy_columns(const Op& op) const {
-        share_rows(thread_, count_, [&](int64_t row) {
-            std::copy_n(floats_of(op.x, row), op.x.size, floats_of(op.out, row));
-        });
+    void activate(const Op& op, int64_t row) const {
+        const float* x = floats_of(op.x, row);
+        const int64_t size = op.out.size;
+        float* out = floats_of(op.out, row);
+        if (op.is_gated) {
+            gate_up_row(op.activation, op.alpha, op.factor, x, x + size, size, out);
+        } else {
+            activate_row(op.activation, x, size, out);
+        }
     }
 
     void multiply_heads(const Op& op) const {
@@ -248,31 +270,25 @@ private:
         kernels().multiply_heads(thread_, product);
     }
 
-    void copy_heads(const Op& op) const {
-        share_rows(thread_, count_, [&](int64_t row) {
-            const float* x = floats_of(op.x, row);
-            float* out = floats_of(op.out, row);
-            for (int64_t head = 0; head < op.num_heads; ++head) {
-                std::copy_n(x + head * op.x_stride, op.group, out + head * op.out_stride);
-            }
-        });
+    void copy_heads(const Op& op, int64_t row) const {
+        const float* x = floats_of(op.x, row);
+        float* out = floats_of(op.out, row);
+        for (int64_t head = 0; head < op.num_heads; ++head) {
+            std::copy_n(x + head * op.x_stride, op.group, out + head * op.out_stride);
+        }
     }
 
-    void take_input(const Op& op) const {
-        share_rows(thread_, count_, [&](int64_t row) {
-            const float* columns = step_.columns + token_of(row) * op.out.size;
-            std::copy_n(columns, op.out.size, floats_of(op.out, row));
-        });
+    void take_input(const Op& op, int64_t row) const {
+        const float* columns = step_.columns + token_of(row) * op.out.size;
+        std::copy_n(columns, op.out.size, floats_of(op.out, row));
     }
 
     // Copies a layer's output if the step asks for it.
-    void keep(const Op& op) const {
+    void keep(const Op& op, int64_t row) const {
         for (int64_t i = 0; i < step_.num_kept; ++i) {
             if (step_.kept_layers[i] != op.index) continue;
-            share_rows(thread_, count_, [&](int64_t row) {
-                float* out = step_.kept + (token_of(row) * step_.num_kept + i) * op.x.size;
-                std::copy_n(floats_of(op.x, row), op.x.size, out);
-            });
+            float* out = step_.kept + (token_of(row) * step_.num_kept + i) * op.x.size;
+            std::copy_n(floats_of(op.x, row), op.x.size, out);
         }
     }
 

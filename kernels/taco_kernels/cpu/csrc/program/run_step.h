@@ -60,6 +60,7 @@ public:
             if (stage.by_chunks) {
                 run_chunks(stage);
             } else {
+                const Span span(thread_.log(), SpanKind::op, stage.first);
                 run_whole(program_.ops[stage.first]);
             }
             if (rows_ == 0) return;
@@ -90,7 +91,7 @@ private:
         for_chunks(rows_, [&](int64_t begin, int64_t count) {
             const RowRun rows(thread_, program_, step_, output_rows_, buffers_, scratch_.workspace,
                               begin, count);
-            for (int64_t i = 0; i < stage.count; ++i) rows.run(program_.ops[stage.first + i]);
+            rows.run(stage.first, stage.first + stage.count);
         });
     }
 

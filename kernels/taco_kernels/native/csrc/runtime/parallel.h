@@ -5,15 +5,20 @@
 #include <cstdint>
 #include <functional>
 
+#include "runtime/trace.h"
+
 class Pool;
 
 // One thread of a parallel region. All threads of a region make the same calls in the same order.
 class Thread {
 public:
-    Thread(Pool& pool, int index, int count) : pool_(pool), index_(index), count_(count) {}
+    // `log` records what the thread does; null: nothing is recorded.
+    Thread(Pool& pool, int index, int count, TraceLog* log)
+        : pool_(pool), log_(log), index_(index), count_(count) {}
 
     int index() const { return index_; }
     int count() const { return count_; }
+    TraceLog* log() const { return log_; }
 
     // Returns when all threads of the region have arrived.
     void barrier();
@@ -27,6 +32,7 @@ public:
         for (;;) {
             const int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
             if (begin >= items) break;
+            const Span span(log_, SpanKind::part, begin);
             body(begin, begin + grain < items ? begin + grain : items);
         }
         barrier();
@@ -37,6 +43,7 @@ private:
     std::atomic<int64_t>& next_counter();
 
     Pool& pool_;
+    TraceLog* const log_;
     int index_, count_;
     uint64_t num_loops_ = 0;
 };

@@ -137,9 +137,7 @@ void Pool::serve(const Start& start) {
     for (uint32_t seen = start.regions_seen;; ++seen) {
         regions_.wait(seen);
         if (region_ == nullptr) return;
-        Thread thread(*this, start.index, num_threads());
-        (*region_)(thread);
-        barrier();
+        run_on_thread(start.index);
     }
 }
 
@@ -148,10 +146,32 @@ void Pool::run(const Region& region) {
     if (!is_started_) start_threads();
     for (Counter& counter : counters_) counter.value.store(0, std::memory_order_relaxed);
     region_ = &region;
+    if (!logs_.empty()) region_begin_ = trace_clock();
     regions_.advance();
-    Thread thread(*this, 0, num_threads());
-    region(thread);
+    run_on_thread(0);
+    for (size_t i = 0; i < logs_.size(); ++i) {
+        // Only now is the end known, and the other threads no longer touch their logs.
+        const int64_t end = trace_clock();
+        logs_[i].add(SpanKind::wait, 0, arrivals_[i], end);
+        logs_[i].add(SpanKind::region, 0, region_begin_, end);
+    }
+}
+
+void Pool::run_on_thread(int index) {
+    TraceLog* const log = logs_.empty() ? nullptr : &logs_[size_t(index)];
+    if (log) log->add(SpanKind::start, 0, region_begin_, trace_clock());
+    Thread thread(*this, index, num_threads(), log);
+    (*region_)(thread);
+    if (log) arrivals_[size_t(index)] = trace_clock();
     barrier();
+}
+
+void Pool::trace(TraceSpan* spans, int64_t capacity) {
+    std::lock_guard<std::mutex> turn(*callers_);
+    logs_.clear();
+    if (spans == nullptr) return;
+    for (int i = 0; i < num_wanted_; ++i) logs_.emplace_back(spans + i * capacity, capacity);
+    arrivals_.resize(logs_.size());
 }
 
 void Pool::barrier() {
@@ -164,7 +184,10 @@ void Pool::barrier() {
     }
 }
 
-void Thread::barrier() { pool_.barrier(); }
+void Thread::barrier() {
+    const Span span(log_, SpanKind::wait, 0);
+    pool_.barrier();
+}
 
 // Two counters alternate. While loop i runs, all threads have left loop i - 1. So its counter can
 // be reset for loop i + 1, which no thread enters before thread 0 has passed the end of loop i.

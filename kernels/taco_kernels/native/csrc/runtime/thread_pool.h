@@ -58,6 +58,10 @@ public:
     // Runs region once on every thread, the caller included, and returns when all are done.
     void run(const Region& region);
 
+    // Records what the threads do in `spans`, [num_threads][capacity] and zeroed, from the next
+    // region on. Null stops. Waits for a running region.
+    void trace(TraceSpan* spans, int64_t capacity);
+
     // Called in the child of a fork, which has none of the threads. The next region starts new
     // ones.
     void forget_threads();
@@ -76,6 +80,7 @@ private:
     void start_threads();
     static void* thread_main(void* start);
     void serve(const Start& start);
+    void run_on_thread(int index);
     void barrier();
 
     const int num_wanted_;
@@ -91,6 +96,11 @@ private:
     alignas(64) Signal barriers_;
     SpinBackoff spin_backoff_;  // of barriers; waits between regions have no limit to adapt
     Counter counters_[2];
+
+    std::vector<TraceLog> logs_;  // one per thread, or none
+    // Of the current region, if it is traced.
+    int64_t region_begin_ = 0;
+    std::vector<int64_t> arrivals_;  // of each thread at the region's end
 };
 
 // The kernel table of one instruction set (cpu/csrc/dispatch/kernel_table.h).
