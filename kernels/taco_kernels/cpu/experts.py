@@ -24,12 +24,21 @@ class PackedExperts:
     """
 
     def __init__(
-        self, num_experts: int, n: int, k: int, dtype: torch.dtype, *, gated: bool = False
+        self,
+        num_experts: int,
+        n: int,
+        k: int,
+        dtype: torch.dtype,
+        *,
+        gated: bool = False,
+        memory: Tensor | None = None,
     ) -> None:
         """Allocates the matrices, which `pack` fills.
 
         Args:
             dtype, gated: as of a PackedMatrix.
+            memory: uint8 [num_experts * packed_bytes(n, k, dtype, gated)], aligned to 64 bytes, to
+                use instead of new memory.
         """
         if num_experts <= 0:
             raise ValueError(f"a mixture has 1 or more experts, not {num_experts}")
@@ -37,7 +46,8 @@ class PackedExperts:
         self.dtype = dtype
         self.gated = gated
         size = packed_bytes(n, k, dtype, gated)
-        memory = allocate(num_experts * size)
+        if memory is None:
+            memory = allocate(num_experts * size)
         self._matrices = [
             PackedMatrix(n, k, dtype, gated=gated, memory=memory[begin : begin + size])
             for begin in range(0, num_experts * size, size)

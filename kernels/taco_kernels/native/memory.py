@@ -43,6 +43,30 @@ def _aligned(memory: Tensor, alignment: int, num_bytes: int) -> Tensor:
     return memory[begin : begin + num_bytes]
 
 
+class Arena:
+    """One piece of memory that arrays take parts of.
+
+    In huge pages, arrays with separate memory would each leave the end of a page unused.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._memory = allocate(num_bytes)
+        self._num_used = 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """The next part: uint8 [num_bytes], aligned to 64 bytes. It keeps all the memory alive.
+
+        Raises:
+            MemoryError: less is left.
+        """
+        begin = -(-self._num_used // ALIGNMENT) * ALIGNMENT
+        if begin + num_bytes > self._memory.numel():
+            left = self._memory.numel() - begin
+            raise MemoryError(f"{num_bytes} bytes do not fit: {left} are left")
+        self._num_used = begin + num_bytes
+        return self._memory[begin : self._num_used]
+
+
 class Scratch:
     """Scratch memory that steps reuse. It grows and never shrinks."""
 

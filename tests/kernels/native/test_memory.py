@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from taco_kernels.native.memory import HUGE_PAGE, Scratch, allocate, huge_page_bytes
+from taco_kernels.native.memory import HUGE_PAGE, Arena, Scratch, allocate, huge_page_bytes
 
 
 def resident_bytes() -> int:
@@ -49,6 +49,28 @@ def test_memory_that_nobody_touches_takes_none() -> None:
 def test_an_address_range_that_cannot_be() -> None:
     with pytest.raises(MemoryError, match="cannot map"):
         allocate(1 << 60)
+
+
+def test_parts_of_an_arena_are_aligned_and_lie_apart() -> None:
+    arena = Arena(3 * HUGE_PAGE)
+
+    parts = [arena.take(num_bytes) for num_bytes in (1, 64, HUGE_PAGE, 0, 100)]
+    for number, part in enumerate(parts):
+        part.fill_(number)
+
+    assert [part.numel() for part in parts] == [1, 64, HUGE_PAGE, 0, 100]
+    assert all(part.data_ptr() % 64 == 0 for part in parts)
+    assert [part.unique().tolist() for part in parts] == [[0], [1], [2], [], [4]]
+    assert parts[4].data_ptr() - parts[0].data_ptr() == 128 + HUGE_PAGE
+
+
+def test_an_arena_gives_no_more_than_it_has() -> None:
+    arena = Arena(200)
+    arena.take(100)
+
+    with pytest.raises(MemoryError, match="80 bytes do not fit: 72 are left"):
+        arena.take(80)
+    assert arena.take(72).numel() == 72
 
 
 def test_scratch_is_kept_until_it_is_too_small() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 from taco_kernels.cpu.experts import PackedExperts
-from taco_kernels.cpu.matmul import PANEL, PackedMatrix
+from taco_kernels.cpu.matmul import PANEL, PackedMatrix, packed_bytes
 from taco_kernels.library import CpuKernels
+from taco_kernels.native.memory import Arena
 from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
 from taco_worker.models.plan.model_plan import ModelPlan
@@ -76,6 +78,7 @@ class CpuWeights:
         names = self._linear_weights | self._head_weights | self._expert_weights
         types = {name: _MATRIX_TYPES[self._dtype_of(name)] for name in names}
         self.program: LoweredProgram = lower_plan(plan, types)
+        self._memory = Arena(sum(map(self._packed_bytes, names)))
 
     def put(self, parameter: str, start: int, rows: Tensor, expert: int | None) -> None:
         rows = (rows if rows.dtype in _STORED_DTYPES else rows.float()).contiguous()
@@ -122,23 +125,41 @@ class CpuWeights:
         num_heads, n, k = self._plan.parameters[parameter].shape
         padded = -(-n // PANEL) * PANEL
         if parameter not in self.matrices:
-            self.matrices[parameter] = PackedMatrix(num_heads * padded, k, self.matrix_dtype)
+            memory = self._memory.take(self._packed_bytes(parameter))
+            self.matrices[parameter] = PackedMatrix(
+                num_heads * padded, k, self.matrix_dtype, memory=memory
+            )
         for head, rows in enumerate(heads, first):
             self.matrices[parameter].pack(self._kernels, rows, head * padded)
 
     def _matrix(self, parameter: str) -> PackedMatrix:
         if parameter not in self.matrices:
             n, k = self._plan.parameters[parameter].shape
-            gated = parameter in self.program.gated
-            self.matrices[parameter] = PackedMatrix(n, k, self._dtype_of(parameter), gated=gated)
+            memory = self._memory.take(self._packed_bytes(parameter))
+            self.matrices[parameter] = PackedMatrix(
+                n,
+                k,
+                self._dtype_of(parameter),
+                gated=parameter in self.program.gated,
+                memory=memory,
+            )
         return self.matrices[parameter]
 
     def _experts(self, parameter: str) -> PackedExperts:
         if parameter not in self.experts:
             count, n, k = self._plan.parameters[parameter].shape
+            memory = self._memory.take(self._packed_bytes(parameter))
             gated = parameter in self._gated_experts
-            self.experts[parameter] = PackedExperts(count, n, k, self.matrix_dtype, gated=gated)
+            self.experts[parameter] = PackedExperts(
+                count, n, k, self.matrix_dtype, gated=gated, memory=memory
+            )
         return self.experts[parameter]
+
+    def _packed_bytes(self, parameter: str) -> int:
+        """Memory of a matrix, or of one for each expert or head."""
+        *several, n, k = self._plan.parameters[parameter].shape
+        gated = parameter in self.program.gated or parameter in self._gated_experts
+        return math.prod(several) * packed_bytes(n, k, self._dtype_of(parameter), gated)
 
     def _dtype_of(self, parameter: str) -> torch.dtype:
         return self.dtype if parameter in self._router_weights else self.matrix_dtype
