@@ -51,6 +51,19 @@ private:
     int64_t k_, begin_;
 };
 
+// [column 0..15][row 0..15] to [row][column].
+inline void transpose_words(uint32_t* out, const uint32_t* in) {
+#ifdef __AVX512F__
+    transpose_floats(reinterpret_cast<float*>(out), reinterpret_cast<const float*>(in));
+#else
+    for (int64_t row = 0; row < 16; ++row) {
+        for (int64_t column = 0; column < PANEL; ++column) {
+            out[row * PANEL + column] = in[column * 16 + row];
+        }
+    }
+#endif
+}
+
 // Packs the columns from begin_ to end_ of one panel.
 class PanelPacker {
 public:
@@ -74,6 +87,10 @@ public:
                 encode(column, step * group, words[column]);
             }
             const int64_t rows = std::min<int64_t>(16, steps - step);
+            if (rows == 16 && end_ - begin_ == PANEL) {
+                transpose_words(panel + step * PANEL, words[0]);
+                continue;
+            }
             for (int64_t row = 0; row < rows; ++row) {
                 uint32_t* out = panel + (step + row) * PANEL;
                 for (int64_t column = begin_; column < end_; ++column) {
