@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from taco_common.json_file import MAX_TOKENIZER_BYTES, JsonFileError, read_json_object
+from taco_common.json_file import JsonFileError, read_json_object
 from taco_common.tokenizer_files.convert import mistral_file
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
@@ -27,8 +27,6 @@ VOCABULARY_FILES = (
 )
 # Tokenizers of transformers whose tokens are bytes or characters: tokenizer_config.json is enough.
 _WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
-# Only the gateway reads a larger tokenizer.json; the supervisor skips it.
-_MAX_PARSED_BYTES = 64 * 2**20
 # Any vocabulary has a token, at least an unknown token, for a part of it.
 _SAMPLE = "Hello, world! 0 a é 你好 привет"
 _ADVICE = "name one with --tokenizer, or serve token ids alone with --skip-tokenizer-init"
@@ -39,10 +37,10 @@ class _Encoder(Protocol):
 
 
 def check_tokenizer_files(config: ModelConfig) -> None:
-    """Checks the files of a tokenizer directory without loading it. A hub id passes.
+    """Checks that a tokenizer directory holds a vocabulary, without reading it. A hub id passes.
 
     Raises:
-        ConfigurationError: the directory holds no vocabulary, or an empty one.
+        ConfigurationError: the directory holds no vocabulary.
     """
     directory = Path(config.tokenizer or config.model).expanduser()
     if config.skip_tokenizer_init or not directory.is_dir():
@@ -50,10 +48,6 @@ def check_tokenizer_files(config: ModelConfig) -> None:
     require_vocabulary(directory)
     if config.tokenizer_mode == "mistral":
         mistral_file(directory)
-    file = directory / "tokenizer.json"
-    is_read = config.tokenizer_mode == "auto" and file.is_file()
-    if is_read and file.stat().st_size <= _MAX_PARSED_BYTES:
-        _check_tokenizer_json(file)
 
 
 def require_vocabulary(directory: Path) -> None:
@@ -105,14 +99,3 @@ def _object(file: Path) -> Mapping[str, Any]:
         return read_json_object(file)
     except (FileNotFoundError, JsonFileError):
         return {}
-
-
-def _check_tokenizer_json(file: Path) -> None:
-    try:
-        model = read_json_object(file, MAX_TOKENIZER_BYTES).get("model")
-    except (FileNotFoundError, JsonFileError) as error:
-        raise ConfigurationError(str(error)) from None
-    if not isinstance(model, dict):
-        raise ConfigurationError(f"{file} is not a tokenizer: it has no object named model")
-    if not model.get("vocab"):
-        raise ConfigurationError(f"the tokenizer {file} has an empty vocabulary: {_ADVICE}")

@@ -8,22 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 
-from taco_common.download_progress import progress_bars
 from taco_common.json_file import (
     MAX_TOKENIZER_BYTES,
     JsonFileError,
     parse_json_object,
     read_text_file,
 )
-from taco_common.progress import Progress
 from taco_common.tokenizer_files.convert import mistral_file, vocabulary_file
 from taco_common.tokenizer_files.settings_files import (
     read_added_ids,
@@ -31,7 +22,6 @@ from taco_common.tokenizer_files.settings_files import (
     read_settings,
 )
 from taco_gateway.text.tokenizer.checks import (
-    VOCABULARY_FILES,
     check_tokenizer,
     require_vocabulary,
     vocab_size_of,
@@ -52,9 +42,6 @@ from taco_proto.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_TOKENIZER_FILES = ("tokenizer*", "merges.txt", *VOCABULARY_FILES)
-_OTHER_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
 
 logger = logging.getLogger("taco.gateway")
 
@@ -173,25 +160,10 @@ def _find_directory(config: ModelConfig) -> Path:
     revision = config.tokenizer_revision
     if revision is None and config.tokenizer is None:
         revision = config.revision
-    try:
-        with Progress(f"downloading the tokenizer of {name}") as progress:
-            directory = snapshot_download(
-                name,
-                revision=revision,
-                cache_dir=config.download_dir,
-                allow_patterns=[*_TOKENIZER_FILES, *_OTHER_FILES],
-                tqdm_class=progress_bars(progress),
-            )
-        return Path(directory)
-    except GatedRepoError:
-        reason = "is gated on the hub: set HF_TOKEN to a token that has access"
-    except (HFValidationError, RepositoryNotFoundError):
-        reason = "is neither a directory nor a model on the hub"
-    except RevisionNotFoundError:
-        reason = f"has no revision {revision} on the hub"
-    except Exception as error:  # the hub's HTTP library may raise any exception
-        reason = f"cannot be downloaded from the hub: {' '.join(str(error).split())[:300]}"
-    raise ConfigurationError(f"tokenizer {name} {reason}")
+    # Importing the client of the hub takes longer than everything else here.
+    from taco_gateway.text.tokenizer.download import download_tokenizer
+
+    return download_tokenizer(name, revision, config.download_dir)
 
 
 def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
