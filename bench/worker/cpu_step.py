@@ -75,22 +75,7 @@ def main() -> None:
     parser.add_argument("--gb-per-s", type=float)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder), SHAPES[args.shape])
-        model = ModelConfig(
-            model=folder,
-            load_format="dummy",
-            quantization=args.quantization,
-            max_model_len=MAX_MODEL_LEN,
-        )
-        worker = Worker(
-            WorkerConfig(
-                model=model,
-                kv_cache_dtype=args.kv_cache_dtype,
-                num_blocks=NUM_BLOCKS,
-                max_num_seqs=32,
-            )
-        )
+    worker = load_worker(args.shape, args.quantization, args.kv_cache_dtype)
     timed = TimedModel(worker._runner._model)
     worker._runner._model = timed  # type: ignore[assignment]
     figures: dict[str, dict[str, float]] = {}
@@ -119,6 +104,26 @@ def main() -> None:
         name = "cpu_step" if args.shape == "qwen2-0.5b" else f"cpu_step_{args.shape}"
         suffix = f"_{args.quantization}" if args.quantization else ""
         record.save(f"{name}{suffix}", figures_and_bound)
+
+
+def load_worker(shape: str, quantization: str | None, kv_cache_dtype: str) -> Worker:
+    """A worker with random weights in one of `SHAPES`."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(Path(folder), SHAPES[shape])
+        model = ModelConfig(
+            model=folder,
+            load_format="dummy",
+            quantization=quantization,
+            max_model_len=MAX_MODEL_LEN,
+        )
+        return Worker(
+            WorkerConfig(
+                model=model,
+                kv_cache_dtype=kv_cache_dtype,
+                num_blocks=NUM_BLOCKS,
+                max_num_seqs=32,
+            )
+        )
 
 
 def matrix_bytes(plan: ModelPlan, quantization: str | None) -> int:
