@@ -14,7 +14,7 @@ from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_c
 from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
 from taco_gateway.text.grammar.answer_rules import AnswerRules, ids_without_text
 from taco_gateway.text.grammar.grammar_pool import GrammarPool
-from taco_gateway.text.grammar.structural_tags import TagTokens
+from taco_gateway.text.grammar.tag_fields import TagTokens
 from taco_gateway.text.infill_prompts import InfillPrompts
 from taco_gateway.text.output.best_of import best_of
 from taco_gateway.text.output.output_processor import OutputProcessor, TextUpdate

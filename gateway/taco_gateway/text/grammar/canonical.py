@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 # Whitespace between tokens of JSON. Without a limit a model may write it until its length ends.
-DEFAULT_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,20}"
+_MAX_SPACES = 20
 # It would change how a schema is read, up to ignoring what cannot be enforced.
 _OPTIONS = "x-guidance"
 # Keywords whose values are schemas, lists of schemas, or schemas by name.
@@ -47,6 +47,11 @@ class ConstraintError(ValueError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+def spaces_pattern(most: int = _MAX_SPACES) -> str:
+    """The white space between tokens of JSON: at most `most` characters."""
+    return rf"[\x20\x0A\x0D\x09]{{0,{most}}}"
 
 
 def canonical_text(*grammars: Mapping[str, Any]) -> str:
@@ -146,7 +151,7 @@ def _with_options(schema: dict[str, Any] | bool, options: Mapping[str, Any]) -> 
             part["additionalProperties"] = False
     own: dict[str, Any] = {"whitespace_flexible": not options.get("disable_any_whitespace")}
     if own["whitespace_flexible"]:
-        own["whitespace_pattern"] = options.get("whitespace_pattern") or DEFAULT_WHITESPACE
+        own["whitespace_pattern"] = options.get("whitespace_pattern") or spaces_pattern()
     if options.get("lenient"):
         own |= {"lenient": True, "coerce_one_of": True}
     return {**schema, _OPTIONS: own}

@@ -13,7 +13,8 @@ from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
 from taco_gateway.text.grammar.answer_grammar import answer_grammar
 from taco_gateway.text.grammar.answer_rules import AnswerRules
 from taco_gateway.text.grammar.canonical import ConstraintError, without_forced_tokens
-from taco_gateway.text.grammar.structural_tags import KIND, TagTokens, structural_tag_grammar
+from taco_gateway.text.grammar.structural_tags import KIND, structural_tag_grammar
+from taco_gateway.text.grammar.tag_fields import TagTokens
 from taco_proto.errors import InvalidParameterError
 from taco_proto.grammars import MAX_GRAMMAR_BYTES, Grammar, RecentTable
 from taco_proto.structured_outputs import PARAM, StructuredOutputsParams

@@ -63,8 +63,7 @@ def _with_parts(grammar: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Gra
     """A grammar in Lark's notation and those of its parts, as llguidance reads them."""
     parts = [GrammarPart(**part) for part in grammar["parts"]]
     found = [
-        {**grammar_object(part.kind, part.value, {"lenient": part.is_lenient}), "name": part.name}
-        for part in parts
+        {**grammar_object(part.kind, part.value, part.options), "name": part.name} for part in parts
     ]
     return [{"lark_grammar": grammar["text"]}, *found], parts
 
@@ -83,7 +82,7 @@ def _checked(grammars: list[dict[str, Any]], parts: list[GrammarPart], vocab_siz
 def _check_part(part: GrammarPart) -> None:
     """Raises ConstraintError with the part's place if the part is invalid by itself."""
     try:
-        text = canonical_grammar(part.kind, part.value, {"lenient": part.is_lenient})
+        text = canonical_grammar(part.kind, part.value, part.options)
         check_grammar(part.kind, part.value, text)
     except ConstraintError as error:
         separator = "" if str(error).startswith("/") else ": "

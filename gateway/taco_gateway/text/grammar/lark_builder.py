@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from taco_gateway.text.grammar.canonical import spaces_pattern
+
 CONTENT = "content"  # name of the grammar of the request's own constraint
 # A model may write as much white space between the parts of a call; without a limit, all its text.
 SPACES = r"/[\x20\x09\x0A\x0D]{1,20}/"
@@ -21,6 +23,7 @@ class GrammarPart:
         kind, value: a field of `StructuredOutputsParams`.
         place: where the request has it, for errors.
         is_lenient: what cannot be enforced is ignored, instead of an error.
+        max_spaces: number of white-space characters between the tokens of JSON; None: the default.
     """
 
     name: str
@@ -28,6 +31,14 @@ class GrammarPart:
     value: Any
     place: str
     is_lenient: bool = False
+    max_spaces: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How the constraint is read."""
+        if self.max_spaces is None:
+            return {"lenient": self.is_lenient}
+        return {"lenient": self.is_lenient, "whitespace_pattern": spaces_pattern(self.max_spaces)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +79,21 @@ class LarkBuilder:
         """The name of a terminal, whose expression has no rules and no tokens."""
         return self._names.setdefault(f": {body}", f"T{len(self._names)}")
 
-    def part(self, kind: str, value: Any, place: str, *, is_lenient: bool = False) -> str:
-        """An expression for the texts of a constraint."""
-        key = json.dumps([kind, value, place, is_lenient])
+    def part(
+        self,
+        kind: str,
+        value: Any,
+        place: str,
+        *,
+        is_lenient: bool = False,
+        max_spaces: int | None = None,
+    ) -> str:
+        """An expression for the texts of a constraint; see `GrammarPart`."""
+        key = json.dumps([kind, value, place, is_lenient, max_spaces])
         found = self._parts.get(key)
         if found is None:
             name = f"{self._part_name}{len(self._parts)}"
-            found = GrammarPart(name, kind, value, place, is_lenient)
+            found = GrammarPart(name, kind, value, place, is_lenient, max_spaces)
             self._parts[key] = found
         return f"@{found.name}"
 
