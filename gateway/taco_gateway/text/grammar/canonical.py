@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
+
+from taco_gateway.text.grammar.endless_grammars import EndlessGrammarError, without_endless_rules
 
 # Whitespace between tokens of JSON. Without a limit a model may write it until its length ends.
 _MAX_SPACES = 20
@@ -84,7 +86,8 @@ def grammar_object(kind: str, value: Any, options: Mapping[str, Any]) -> dict[st
         options: the other fields; `lenient`: what cannot be enforced is ignored.
 
     Raises:
-        ConstraintError: the schema is no JSON, or the grammar is in no known notation.
+        ConstraintError: the schema is no JSON, or the grammar is in no known notation or matches no
+            finite text.
     """
     match kind:
         case "json":
@@ -101,12 +104,28 @@ def grammar_object(kind: str, value: Any, options: Mapping[str, Any]) -> dict[st
             return {"lark_grammar": f"start: {' | '.join(texts)}"}
     if _OPTIONS in value:  # in a schema inside the grammar
         raise ConstraintError(f"a grammar may not contain {_OPTIONS}")
+    return {"lark_grammar": _lark(value)}
+
+
+def _lark(value: str) -> str:
+    """A grammar in Lark's notation.
+
+    Raises:
+        ConstraintError: it is in no known notation, or no finite text matches it.
+    """
     try:
-        return {"lark_grammar": any_to_lark(value)}
+        converted = any_to_lark(value)
     except Exception as error:  # the converter raises many types
         raise ConstraintError(
             f"the grammar is in neither Lark's nor GBNF notation: {error}"
         ) from None
+    try:
+        return without_endless_rules(converted)
+    except EndlessGrammarError as error:
+        name = str(error)
+        if name == "start" and not is_lark_syntax(value):
+            name = "root"  # the converter renames it
+        raise ConstraintError(f"no finite text matches it: rule {name!r} never ends") from None
 
 
 def parse_schema(value: Any) -> dict[str, Any] | bool:

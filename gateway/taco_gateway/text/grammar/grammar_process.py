@@ -19,7 +19,7 @@ from taco_gateway.text.grammar.canonical import (
     grammar_object,
 )
 from taco_gateway.text.grammar.lark_builder import CONTENT, GrammarPart
-from taco_gateway.text.grammar.validation import check_grammar
+from taco_gateway.text.grammar.validation import check_finite, check_grammar
 from taco_proto.grammars import MAX_GRAMMAR_BYTES
 
 CPU_SECONDS = 5.0
@@ -62,10 +62,18 @@ def grammar_text(request: dict[str, Any]) -> str:
 def _with_parts(grammar: dict[str, Any]) -> tuple[list[dict[str, Any]], list[GrammarPart]]:
     """A grammar in Lark's notation and those of its parts, as llguidance reads them."""
     parts = [GrammarPart(**part) for part in grammar["parts"]]
-    found = [
-        {**grammar_object(part.kind, part.value, part.options), "name": part.name} for part in parts
-    ]
+    found = [{**_of_part(part), "name": part.name} for part in parts]
     return [{"lark_grammar": grammar["text"]}, *found], parts
+
+
+def _of_part(part: GrammarPart) -> dict[str, Any]:
+    """Raises ConstraintError with the part's place if it is in no known form or has no end."""
+    try:
+        found = grammar_object(part.kind, part.value, part.options)
+        check_finite(part.kind, part.value)
+    except ConstraintError as error:
+        raise _at(part, error) from None
+    return found
 
 
 def _checked(grammars: list[dict[str, Any]], parts: list[GrammarPart], vocab_size: int) -> str:
@@ -85,8 +93,12 @@ def _check_part(part: GrammarPart) -> None:
         text = canonical_grammar(part.kind, part.value, part.options)
         check_grammar(part.kind, part.value, text)
     except ConstraintError as error:
-        separator = "" if str(error).startswith("/") else ": "
-        raise ConstraintError(f"{part.place}{separator}{error}", param_of(part.place)) from None
+        raise _at(part, error) from None
+
+
+def _at(part: GrammarPart, error: ConstraintError) -> ConstraintError:
+    separator = "" if str(error).startswith("/") else ": "
+    return ConstraintError(f"{part.place}{separator}{error}", param_of(part.place))
 
 
 def _sized(*grammars: dict[str, Any]) -> str:

@@ -62,6 +62,11 @@ def check_grammar(kind: str, value: Any, text: str, vocab_size: int = 0) -> None
     matcher.compute_bitmask()
     if matcher.is_error():
         raise ConstraintError("no text matches it" if kind != "json" else "no value is valid")
+    check_finite(kind, value)
+
+
+def check_finite(kind: str, value: Any) -> None:
+    """Raises ConstraintError if a constraint is a schema of which no finite value is valid."""
     if kind == "json" and is_endless(parse_schema(value)):
         raise ConstraintError("no value is valid: each would be infinitely deep")
 
