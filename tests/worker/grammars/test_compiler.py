@@ -7,12 +7,12 @@ import threading
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
 
 from support.byte_vocabulary import byte_tokenizer
 from support.patience import PATIENCE_SECONDS
 from taco_proto.grammars import Grammar, GrammarCommand, GrammarReady
 from taco_worker.grammars.compiler import GrammarCompiler
+from taco_worker.grammars.matcher import Matcher
 from taco_worker.grammars.vocabulary import GrammarError
 
 SMALL = [Grammar.of(f'start: "{letter}"') for letter in "abc"]
@@ -39,7 +39,7 @@ def test_a_large_grammar_delays_no_small_one(monkeypatch: pytest.MonkeyPatch) ->
     are_small_ready = threading.Event()
     compile_one = GrammarCompiler._matcher
 
-    def waiting(vocabulary: Any, text: str) -> LLMatcher:
+    def waiting(vocabulary: Any, text: str) -> Matcher:
         if text == LARGE.text:
             assert are_small_ready.wait(PATIENCE_SECONDS)
         return compile_one(vocabulary, text)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
+from taco_worker.grammars.matcher import Matcher
 
 
 class CompiledGrammar:
@@ -19,17 +17,17 @@ class CompiledGrammar:
         compile_grammar: compiles the grammar; it may raise GrammarError, the first time only.
     """
 
-    def __init__(self, compile_grammar: Callable[[], LLMatcher]) -> None:
+    def __init__(self, compile_grammar: Callable[[], Matcher]) -> None:
         self._compile = compile_grammar
-        self._original: LLMatcher | None = compile_grammar()
+        self._original: Matcher | None = compile_grammar()
 
-    def copy(self) -> LLMatcher:
+    def copy(self) -> Matcher:
         """A matcher that shares states with other copies."""
         if self._original is None:
             self._original = self._compile()
         return self._original.deep_copy()
 
-    def separate(self) -> LLMatcher:
+    def separate(self) -> Matcher:
         """A matcher that shares no states. Later copies share none with earlier ones.
 
         For a text that a copy cannot follow.

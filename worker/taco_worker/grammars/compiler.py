@@ -9,12 +9,15 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from taco_proto.grammars import Grammar, GrammarCommand, GrammarReady, RecentTable
+from taco_proto.token_budget import split_budget
+from taco_worker.grammars.budgeted_matcher import BudgetedMatcher, BudgetRules
 from taco_worker.grammars.call_thread import CallThread
 from taco_worker.grammars.compiled_grammar import CompiledGrammar
+from taco_worker.grammars.matcher import Matcher
 from taco_worker.grammars.vocabulary import GrammarError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 logger = logging.getLogger("taco.worker")
 
@@ -97,15 +100,18 @@ class GrammarCompiler:
         return CompiledGrammar(lambda: self._matcher(vocabulary, grammar.text))
 
     @staticmethod
-    def _matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
+    def _matcher(vocabulary: LLTokenizer, text: str) -> Matcher:
         from llguidance import LLMatcher
 
         from taco_worker.grammars.limits import parser_limits
 
-        matcher = LLMatcher(vocabulary, text, log_level=0, limits=parser_limits())
+        grammar, budget = split_budget(text)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             first = matcher.get_error().partition("\n")[0]
             raise GrammarError(f"the grammar cannot be compiled: {first}")
+        if budget is not None:
+            return BudgetedMatcher(matcher, BudgetRules(budget, vocabulary))
         return matcher
 
 

@@ -6,15 +6,12 @@ Both leave no trace in the matcher.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
+from taco_worker.grammars.matcher import Matcher
 from taco_worker.grammars.row_masks import Draft
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
 
-
-def forced_tokens(matcher: LLMatcher, max_tokens: int, end_tokens: Collection[int]) -> list[int]:
+def forced_tokens(matcher: Matcher, max_tokens: int, end_tokens: Collection[int]) -> list[int]:
     """The tokens that must come next: those whose mask would allow no other token.
 
     They end before an end token, which is sampled where the last of them is computed.
@@ -33,7 +30,7 @@ def forced_tokens(matcher: LLMatcher, max_tokens: int, end_tokens: Collection[in
     return chain
 
 
-def allowed_nodes(matcher: LLMatcher, draft: Draft, end_tokens: Collection[int]) -> list[bool]:
+def allowed_nodes(matcher: Matcher, draft: Draft, end_tokens: Collection[int]) -> list[bool]:
     """Whether the grammar's text may continue with each draft of a tree.
 
     It goes depth first and rolls the matcher back at each branch. A draft behind a refused one is

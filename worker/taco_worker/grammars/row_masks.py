@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from taco_proto.steps import RowErrorCode
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
+from taco_worker.grammars.matcher import Matcher
 
 Array = npt.NDArray[Any]
 
@@ -57,7 +55,7 @@ class RowMasks:
     @classmethod
     def of(
         cls,
-        matcher: LLMatcher,
+        matcher: Matcher,
         unread: list[int],
         draft: Draft,
         eos_mask: Array,
@@ -119,7 +117,7 @@ class RowMasks:
         return cls(bits, is_complete)
 
     @classmethod
-    def _failed(cls, matcher: LLMatcher, bits: Array, eos_mask: Array) -> RowMasks:
+    def _failed(cls, matcher: Matcher, bits: Array, eos_mask: Array) -> RowMasks:
         is_limit = matcher.get_error().startswith(_LIMIT_ERRORS)
         bits[:] = eos_mask
         return cls(

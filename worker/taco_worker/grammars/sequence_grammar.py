@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from taco_worker.grammars.compiled_grammar import CompiledGrammar
+from taco_worker.grammars.matcher import Matcher
 from taco_worker.grammars.row_masks import Array, Draft, RowMasks
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
 
 
 @dataclass(slots=True)
@@ -33,7 +30,7 @@ class SequenceGrammar:
     unread: list[int]
     min_tokens: int
     ignores_eos: bool
-    matcher: LLMatcher | None = None
+    matcher: Matcher | None = None
     _read: list[int] = field(default_factory=list)
     _shares_limits: bool = True
 
@@ -42,7 +39,7 @@ class SequenceGrammar:
         if self.matcher is not None and self.matcher.is_error():
             self._start_again()
 
-    def read(self) -> LLMatcher:
+    def read(self) -> Matcher:
         """The matcher, after it has read what it had not."""
         matcher, unread = self._begin_reading()
         if unread and not matcher.consume_tokens(unread) and self._shares_limits:
@@ -62,7 +59,7 @@ class SequenceGrammar:
             masks = self._masks_of(*self._begin_alone(), draft, eos_mask)
         return masks
 
-    def _begin_reading(self) -> tuple[LLMatcher, list[int]]:
+    def _begin_reading(self) -> tuple[Matcher, list[int]]:
         if self.matcher is None:
             compiled = self.compiled.result()
             self.matcher = compiled.copy() if self._shares_limits else compiled.separate()
@@ -70,7 +67,7 @@ class SequenceGrammar:
         self._read += unread
         return self.matcher, unread
 
-    def _begin_alone(self) -> tuple[LLMatcher, list[int]]:
+    def _begin_alone(self) -> tuple[Matcher, list[int]]:
         self._shares_limits = False
         self._start_again()
         return self._begin_reading()
@@ -80,7 +77,7 @@ class SequenceGrammar:
         self.unread, self._read = self._read + self.unread, []
 
     def _masks_of(
-        self, matcher: LLMatcher, unread: list[int], draft: Draft, eos_mask: Array
+        self, matcher: Matcher, unread: list[int], draft: Draft, eos_mask: Array
     ) -> RowMasks:
         return RowMasks.of(
             matcher,

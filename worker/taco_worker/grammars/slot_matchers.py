@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +16,10 @@ from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
 from taco_worker.devices.transfers import Download, Transfers
 from taco_worker.grammars.call_thread import CallThread
 from taco_worker.grammars.compiler import GrammarCompiler
+from taco_worker.grammars.matcher import Matcher
 from taco_worker.grammars.row_masks import Draft, RowMasks
 from taco_worker.grammars.sequence_grammar import SequenceGrammar
 from taco_worker.sampling.token_masks import TokenMasks, mask_of
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class SlotMatcher:
     """
 
     index: int
-    matcher: LLMatcher
+    matcher: Matcher
     num_unread: int
 
 

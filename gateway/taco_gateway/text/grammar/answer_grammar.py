@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from taco_gateway.text.grammar.answer_rules import AnswerRules
+from taco_gateway.text.grammar.answer_rules import AnswerRules, ReasoningRules
 from taco_gateway.text.grammar.call_grammar import CallGrammar
-from taco_gateway.text.grammar.canonical import ConstraintError
 from taco_gateway.text.grammar.free_text import Branch, FreeText, Reading
 from taco_gateway.text.grammar.lark_builder import (
     CONTENT,
@@ -14,6 +13,7 @@ from taco_gateway.text.grammar.lark_builder import (
     choice,
     sequence,
 )
+from taco_proto.token_budget import Pieces, TokenBudget
 
 
 def answer_grammar(rules: AnswerRules, *, has_content: bool) -> LarkGrammar:
@@ -28,6 +28,37 @@ def answer_grammar(rules: AnswerRules, *, has_content: bool) -> LarkGrammar:
     lark = LarkBuilder(rules.markers)
     start = _Answer(lark, rules, has_content).expression()
     return lark.grammar(start)
+
+
+def reasoning_budget(rules: AnswerRules) -> TokenBudget | None:
+    """The limit on the tokens of an answer's reasoning, where its grammar does not enforce it.
+
+    None: without a limit, or where tokens end the reasoning, so that the grammar counts the others.
+    """
+    reasoning = rules.reasoning
+    if reasoning is None or reasoning.max_tokens is None:
+        return None
+    lark = LarkBuilder(rules.markers)
+    if _reasoning_text(lark, rules, reasoning).reading is Reading.TOKENS:
+        return None
+
+    def pieces(marker: str) -> Pieces:
+        found = lark.pieces(marker)
+        return tuple(
+            piece if piece in rules.special_ids else lark.spelled(piece) for piece in found
+        )
+
+    opens = () if reasoning.has_begun else reasoning.format.opens
+    return TokenBudget(
+        max_tokens=reasoning.max_tokens,
+        opens=tuple(map(pieces, opens)),
+        closes=tuple(map(pieces, reasoning.format.closes)),
+        end_token_ids=reasoning.end_token_ids,
+    )
+
+
+def _reasoning_text(lark: LarkBuilder, rules: AnswerRules, reasoning: ReasoningRules) -> FreeText:
+    return FreeText(lark, reasoning.format.closes, rules.special_ids, rules.end_ids)
 
 
 class _Answer:
@@ -56,19 +87,13 @@ class _Answer:
         assert reasoning is not None
         rest = self._rest(()) if self._is_free else f"{self._spaces()} {self._rest(())}"
         rest = self._lark.rule(rest)
-        text = FreeText(
-            self._lark, reasoning.format.closes, self._rules.special_ids, self._rules.end_ids
-        )
-        if reasoning.max_tokens is not None and text.reading is not Reading.TOKENS:
-            raise ConstraintError(
-                "thinking_token_budget needs a model in which one token ends the reasoning",
-                "thinking_token_budget",
-            )
+        text = _reasoning_text(self._lark, self._rules, reasoning)
+        counts_here = text.reading is Reading.TOKENS  # otherwise see `reasoning_budget`
         return self._lark.rule(
             text.until(
                 [Branch(marker, rest) for marker in reasoning.format.closes],
                 may_end=self._is_free,
-                max_tokens=reasoning.max_tokens,
+                max_tokens=reasoning.max_tokens if counts_here else None,
             )
         )
 

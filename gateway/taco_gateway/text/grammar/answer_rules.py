@@ -97,11 +97,13 @@ class ReasoningRules:
     Attributes:
         has_begun: the prompt has opened it.
         max_tokens: number of its tokens before the marker that ends it; None: no limit.
+        end_token_ids: the tokens that write that marker, if the number is limited.
     """
 
     format: ReasoningFormat
     has_begun: bool = False
     max_tokens: int | None = None
+    end_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

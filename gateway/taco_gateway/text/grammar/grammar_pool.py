@@ -10,7 +10,7 @@ from typing import Any
 
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
-from taco_gateway.text.grammar.answer_grammar import answer_grammar
+from taco_gateway.text.grammar.answer_grammar import answer_grammar, reasoning_budget
 from taco_gateway.text.grammar.answer_rules import AnswerRules
 from taco_gateway.text.grammar.canonical import ConstraintError, without_forced_tokens
 from taco_gateway.text.grammar.structural_tags import KIND, structural_tag_grammar
@@ -18,6 +18,7 @@ from taco_gateway.text.grammar.tag_fields import TagTokens
 from taco_proto.errors import InvalidParameterError
 from taco_proto.grammars import MAX_GRAMMAR_BYTES, Grammar, RecentTable
 from taco_proto.structured_outputs import PARAM, StructuredOutputsParams
+from taco_proto.token_budget import TokenBudget, with_budget
 
 MAX_DEPTH = 100  # nested objects and lists of a schema
 _MAX_KEPT_BYTES = 2**24
@@ -64,9 +65,9 @@ class GrammarPool:
                 text.
             EngineError: 503, too many grammars wait.
         """
-        request = await asyncio.to_thread(
-            _request_of, constraint, rules, replace(self._tokens, end_ids=frozenset(end_ids))
-        )
+        tokens = replace(self._tokens, end_ids=frozenset(end_ids))
+        budget = None if rules is None else reasoning_budget(rules)
+        request = await asyncio.to_thread(_request_of, constraint, rules, budget, tokens)
         key = hashlib.blake2b(request, digest_size=16).digest()
         if (known := self._recent.get(key)) is not None:
             return known
@@ -80,7 +81,7 @@ class GrammarPool:
             self._num_waiting -= 1
         if "error" in reply:
             raise _rejected(ConstraintError(reply["error"], reply.get("param")), constraint)
-        grammar = await asyncio.to_thread(self._canonical, reply["text"])
+        grammar = await asyncio.to_thread(self._canonical, reply["text"], budget)
         if self._recent.get(key) is None:
             self._recent.put(key, grammar, len(grammar.text))
         return grammar
@@ -88,11 +89,11 @@ class GrammarPool:
     def close(self) -> None:
         self._processes.close()
 
-    def _canonical(self, text: str) -> Grammar:
+    def _canonical(self, text: str, budget: TokenBudget | None) -> Grammar:
         # Backslashes may be escapes within the spelling of a token.
         if self._added_token.search(text.replace("\\", "")):
             text = without_forced_tokens(text)
-        return Grammar.of(text)
+        return Grammar.of(text if budget is None else with_budget(text, budget))
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         try:
@@ -105,7 +106,10 @@ class GrammarPool:
 
 
 def _request_of(
-    constraint: StructuredOutputsParams | None, rules: AnswerRules | None, tokens: TagTokens
+    constraint: StructuredOutputsParams | None,
+    rules: AnswerRules | None,
+    budget: TokenBudget | None,
+    tokens: TagTokens,
 ) -> bytes:
     """The message to the process; also identifies the grammar.
 
@@ -122,6 +126,8 @@ def _request_of(
         if rules is not None:
             answer = answer_grammar(rules, has_content=constraint is not None)
             message |= {"answer": asdict(answer), "vocab_size": rules.vocab_size}
+            if budget is not None:
+                message["budget"] = asdict(budget)
     except ConstraintError as error:
         raise _rejected(error, constraint) from None
     try:

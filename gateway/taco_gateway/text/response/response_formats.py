@@ -176,7 +176,29 @@ class ResponseFormats:
             format=form,
             has_begun=self._starts_inside(prompt_end),
             max_tokens=wish.max_reasoning_tokens,
+            end_token_ids=self._end_token_ids(self._tokenizer, form, wish),
         )
+
+    @staticmethod
+    def _end_token_ids(
+        tokenizer: Tokenizer, form: ReasoningFormat, wish: AnswerWish
+    ) -> tuple[int, ...]:
+        """The tokens that end a reasoning of limited length.
+
+        Raises InvalidParameterError: the vocabulary cannot write the marker.
+        """
+        if wish.max_reasoning_tokens is None:
+            return ()
+        marker = form.closes[0]
+        token_ids = tokenizer.encode(marker, add_special_tokens=False)
+        if not tokenizer.decode(token_ids, skip_special_tokens=False).endswith(marker):
+            raise InvalidParameterError(
+                f"thinking_token_budget is not supported: the model's vocabulary cannot write "
+                f"{marker!r}, which ends the reasoning.",
+                "thinking_token_budget",
+                "unsupported_parameter",
+            )
+        return tuple(token_ids)
 
     def _marker_tokens(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> MarkerTokens:
         if skip_special_tokens not in self._markers:
