@@ -117,14 +117,7 @@ def make_checkpoint(
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(_hf_config(config), dtype=torch.bfloat16)
     model.save_pretrained(directory)
-    (tokenizer or _tokenizer(config["vocab_size"])).save(str(directory / "tokenizer.json"))
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": SPECIAL_TOKENS[0],
-        "bos_token": SPECIAL_TOKENS[1],
-        "pad_token": SPECIAL_TOKENS[2],
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+    write_tokenizer(directory, tokenizer or number_tokenizer(config["vocab_size"]))
 
 
 def write_config(directory: Path, config: dict[str, Any]) -> None:
@@ -135,12 +128,24 @@ def write_config(directory: Path, config: dict[str, Any]) -> None:
     found.save_pretrained(directory)
 
 
+def write_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
+    """Writes the tokenizer's files alone."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL_TOKENS[0],
+        "bos_token": SPECIAL_TOKENS[1],
+        "pad_token": SPECIAL_TOKENS[2],
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+
+
 def _hf_config(config: dict[str, Any]) -> PretrainedConfig:
     options = dict(config)
     return AutoConfig.for_model(options.pop("model_type"), **options)
 
 
-def _tokenizer(vocab_size: int) -> Tokenizer:
+def number_tokenizer(vocab_size: int) -> Tokenizer:
     """Makes a tokenizer of special tokens, all bytes, and numbers: " 300" is token 300."""
     known = (*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()))
     numbers = (f"Ġ{token_id}" for token_id in range(len(known), vocab_size))
