@@ -98,8 +98,11 @@ class AsyncLLMEngine:
         *,
         priority: int = 0,
     ) -> RequestOutput:
-        """Generates for one prompt; returns the finished output. Raises the same as `generate`."""
-        request = await self._submit(prompt, sampling_params, request_id, priority)
+        """Generates for one prompt; returns the finished output. Raises the same as `generate`.
+
+        The output of an aborted request may lack its last tokens.
+        """
+        request = await self._submit(prompt, sampling_params, request_id, priority, in_bulk=True)
         try:
             return await request.finished()
         finally:
@@ -153,6 +156,8 @@ class AsyncLLMEngine:
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
+        *,
+        in_bulk: bool = False,
     ) -> RunningRequest:
         text_engine = await self._started()
         if params is None:
@@ -170,7 +175,9 @@ class AsyncLLMEngine:
         )
         # A log probability needs the logits of all tokens, which a grammar would save.
         sum_logprobs = grammar is None or params.logprobs is not None
-        updates = text_engine.generate(token_ids, request, sum_logprobs=sum_logprobs)
+        updates = text_engine.generate(
+            token_ids, request, sum_logprobs=sum_logprobs, in_bulk=in_bulk
+        )
         if text is None and self._tokenizer is not None:
             text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         output = RequestOutput(

@@ -83,6 +83,9 @@ class ScriptedStream:
         self.ended = True
         raise StopAsyncIteration
 
+    def read_in_bulk(self) -> None:
+        """The script's updates come as they are."""
+
     def cancel(self, index: int) -> None:
         self.cancelled.add(index)
 

@@ -83,6 +83,10 @@ class UpdateStream(Protocol):
 
     async def __anext__(self) -> SequenceUpdate: ...
 
+    def read_in_bulk(self) -> None:
+        """Wakes the reader only for many tokens, or for the last ones. It then gets them at once,
+        which costs a fraction of the work for each."""
+
     def cancel(self, index: int) -> None:
         """Cancels one sequence; no more updates of it follow."""
 

@@ -57,6 +57,7 @@ class _LimitedStream:
         self._request = request
         self._running = set(range(request.sampling.num_outputs))
         self._has_tokens = False
+        self._in_bulk = False
         self._ticket: Ticket | None = None
         self._stream: UpdateStream | None = None
 
@@ -82,6 +83,9 @@ class _LimitedStream:
             self._leave(update.index)
         return update
 
+    def read_in_bulk(self) -> None:
+        self._in_bulk = True
+
     def cancel(self, index: int) -> None:
         if self._stream is not None:
             self._stream.cancel(index)
@@ -100,6 +104,8 @@ class _LimitedStream:
         if ticket.is_shared:
             request = replace(request, tenant=_without_limits(request.tenant))
         self._stream = self._client.generate(request)
+        if self._in_bulk:
+            self._stream.read_in_bulk()
         return ticket, self._stream
 
     def _num_generated(self, update: SequenceUpdate) -> int:

@@ -17,7 +17,11 @@ from taco_proto.requests import FinishReason, GenerateRequest
 
 # Unread token ids and log probabilities of a request at which it is cancelled.
 MAX_BUFFERED_VALUES = 2**17
-# Entries of log probabilities in an unread update up to which those of later steps are merged in.
+# Unread values at which a reader that does not hurry is woken.
+BULK_VALUES = 64
+# Unread updates beyond which the next one is merged at once, to save memory.
+MAX_UNMERGED = 64
+# Entries of log probabilities up to which updates are merged.
 MAX_MERGED_ENTRIES = 1024
 
 
@@ -52,6 +56,7 @@ class TokenStream:
         self._running = set(range(request.sampling.num_outputs))
         self._pending: deque[SequenceUpdate] = deque()
         self._num_buffered = 0
+        self._wakes_at = 0  # unread values
         self._touched = False
         self._error: EngineError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -116,9 +121,25 @@ class TokenStream:
             finally:
                 self._waiter = None
         update = self._pending.popleft()
+        if self._pending:
+            _merge(update, self._take_run(update))
         if not self._pending:
             self._num_buffered = 0
         return update
+
+    def _take_run(self, first: SequenceUpdate) -> list[SequenceUpdate]:
+        """The unread updates that follow `first` and may be merged into it."""
+        run: list[SequenceUpdate] = []
+        num_entries = _num_entries(first)
+        while self._pending and self._pending[0].index == first.index:
+            num_entries += _num_entries(self._pending[0])
+            if num_entries > MAX_MERGED_ENTRIES:
+                break
+            run.append(self._pending.popleft())
+        return run
+
+    def read_in_bulk(self) -> None:
+        self._wakes_at = BULK_VALUES
 
     def cancel(self, index: int) -> None:
         if index in self._running:
@@ -146,7 +167,9 @@ class TokenStream:
         self.emitted[update.index].extend(update.token_ids)
         if update.finish_reason != FinishReason.RUNNING:
             self._running.discard(update.index)
-        if not (self._pending and _merge(self._pending[-1], update)):
+        if len(self._pending) >= MAX_UNMERGED and _may_merge(self._pending[-1], update):
+            _merge(self._pending[-1], [update])
+        else:
             self._pending.append(update)
         self._num_buffered += _num_values(update)
         # Beam search emits its whole answer at once, which the request's checks limit.
@@ -154,7 +177,8 @@ class TokenStream:
         if is_over and not self.request.sampling.use_beam_search:
             self.close()
             self.fail(EngineError(503, "The client does not read its answer."))
-        self._wake()
+        if self._num_buffered >= self._wakes_at or not self._running:
+            self._wake()
 
     def push_prompt_logprobs(self, first_position: int, rows: LogprobColumns) -> None:
         """Adds the rows of consecutive prompt positions, without those that arrived before the
@@ -187,26 +211,30 @@ def _num_values(update: SequenceUpdate) -> int:
     return count
 
 
-def _merge(waiting: SequenceUpdate, update: SequenceUpdate) -> bool:
-    """Merges `update` into an unread update of the same sequence; False if it cannot."""
-    if waiting.index != update.index or _has_many_entries(waiting):
-        return False
-    waiting.token_ids.extend(update.token_ids)
-    waiting.logprobs = _joined(waiting.logprobs, update.logprobs)
-    waiting.prompt_logprobs = _joined(waiting.prompt_logprobs, update.prompt_logprobs)
-    waiting.finish_reason = update.finish_reason
-    waiting.stop_token_id = update.stop_token_id
-    waiting.num_cached_tokens = max(waiting.num_cached_tokens, update.num_cached_tokens)
-    return True
-
-
-def _has_many_entries(update: SequenceUpdate) -> bool:
-    """Whether each merge would copy many entries, once for each step that the reader is behind."""
+def _num_entries(update: SequenceUpdate) -> int:
     columns = (update.logprobs, update.prompt_logprobs)
-    return any(c is not None and c.token_ids.size > MAX_MERGED_ENTRIES for c in columns)
+    return sum(each.token_ids.size for each in columns if each is not None)
 
 
-def _joined(front: LogprobColumns | None, back: LogprobColumns | None) -> LogprobColumns | None:
-    if front is None or back is None:
-        return back if front is None else front
-    return concatenate([front, back])
+def _may_merge(waiting: SequenceUpdate, update: SequenceUpdate) -> bool:
+    """False where each merge would copy many entries, once for each step of a slow reader."""
+    return waiting.index == update.index and _num_entries(waiting) <= MAX_MERGED_ENTRIES
+
+
+def _merge(first: SequenceUpdate, later: list[SequenceUpdate]) -> None:
+    """Merges later updates of the same sequence into its first one."""
+    if not later:
+        return
+    for update in later:
+        first.token_ids += update.token_ids
+        first.num_cached_tokens = max(first.num_cached_tokens, update.num_cached_tokens)
+    run = [first, *later]
+    first.logprobs = _joined([each.logprobs for each in run])
+    first.prompt_logprobs = _joined([each.prompt_logprobs for each in run])
+    first.finish_reason = later[-1].finish_reason
+    first.stop_token_id = later[-1].stop_token_id
+
+
+def _joined(columns: list[LogprobColumns | None]) -> LogprobColumns | None:
+    parts = [each for each in columns if each is not None]
+    return concatenate(parts) if parts else None

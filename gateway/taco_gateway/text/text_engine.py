@@ -289,6 +289,7 @@ class TextEngine:
         clamp_max_tokens: bool = False,
         sum_logprobs: bool = False,
         parsing: ParserOptions | None = None,
+        in_bulk: bool = False,
     ) -> AsyncGenerator[TextUpdate, None]:
         """Runs a request and yields the updates of its sequences as they come.
 
@@ -303,6 +304,8 @@ class TextEngine:
             clamp_max_tokens: reduce `max_tokens` to what fits instead of rejecting it.
             sum_logprobs: updates carry `logprob_sum`.
             parsing: updates carry `parsed`.
+            in_bulk: the caller needs the whole text only. An update may have many tokens, unless a
+                stop string or a parser may end the text at any of them.
 
         Raises:
             InvalidParameterError: the prompt is empty or too long (`context_length_exceeded`), a
@@ -361,7 +364,8 @@ class TextEngine:
         prompt = None
         if params.prompt_logprobs is not None:
             prompt = PromptLogprobCollector(self._candidates)
-        updates = text_updates(partial(self._submit, request), processors, prompt)
+        in_bulk = in_bulk and not params.stop and parsing is None
+        updates = text_updates(partial(self._submit, request), processors, prompt, in_bulk=in_bulk)
         return best_of(updates, params.num_outputs, params.n) if ranks else updates
 
     async def _submit(self, request: GenerateRequest) -> UpdateStream:

@@ -8,7 +8,12 @@ import pytest
 from support.patience import PATIENCE_SECONDS
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_gateway.engine.request_table import RequestTable
-from taco_gateway.engine.token_stream import MAX_BUFFERED_VALUES, MAX_MERGED_ENTRIES, TokenStream
+from taco_gateway.engine.token_stream import (
+    BULK_VALUES,
+    MAX_BUFFERED_VALUES,
+    MAX_MERGED_ENTRIES,
+    TokenStream,
+)
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import logprobs_to_pb
 from taco_proto.logprobs import LogprobColumns
@@ -97,6 +102,21 @@ async def test_a_reader_that_waits_is_woken(table: RequestTable) -> None:
         await asyncio.sleep(0)
     table.dispatch(batch_of((stream.request.handle, 0, [3], LENGTH)))
     assert [i for update in await reader for i in update.token_ids] == [0, 1, 2, 3]
+
+
+async def test_a_reader_in_bulk_gets_many_tokens_at_once(table: RequestTable) -> None:
+    stream = table.generate(request(logprobs=0))
+    stream.read_in_bulk()
+    reader = asyncio.create_task(read_all(stream))
+    handle = stream.request.handle
+    for token_id in range(BULK_VALUES):
+        await asyncio.sleep(0)
+        table.dispatch(batch_of((handle, 0, [token_id], RUNNING), logprobs=True))
+    table.dispatch(batch_of((handle, 0, [7], LENGTH)))
+    updates = await reader
+    assert [i for update in updates for i in update.token_ids] == [*range(BULK_VALUES), 7]
+    assert len(updates) <= 4
+    assert updates[-1].finish_reason == LENGTH
 
 
 async def test_closing_cancels_once_and_what_still_comes_is_dropped(
@@ -228,7 +248,7 @@ async def test_unread_updates_of_a_cancelled_sequence_are_dropped(table: Request
     stream.cancel(0)
     table.dispatch(batch_of((handle, 0, [9], RUNNING), (handle, 1, [10], LENGTH)))
     rest = await read_all(stream)
-    assert [(update.index, update.token_ids) for update in rest] == [(1, [6]), (1, [8, 10])]
+    assert [(update.index, update.token_ids) for update in rest] == [(1, [6, 8, 10])]
 
 
 async def test_one_step_may_bring_many_prompt_log_probabilities(table: RequestTable) -> None:

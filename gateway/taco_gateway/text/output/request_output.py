@@ -13,6 +13,8 @@ async def text_updates(
     submit: Callable[[], Awaitable[UpdateStream]],
     processors: Sequence[OutputProcessor],
     prompt: "PromptLogprobCollector | None",
+    *,
+    in_bulk: bool = False,
 ) -> AsyncGenerator[TextUpdate, None]:
     """Submits a request when iteration begins, and yields the text of its sequences as it comes.
 
@@ -22,11 +24,14 @@ async def text_updates(
     Args:
         processors: one for each sequence.
         prompt: None: prompt log probabilities were not requested.
+        in_bulk: the caller needs the whole text only: an update may have many tokens.
 
     Raises:
         EngineError: the request failed.
     """
     stream = await submit()
+    if in_bulk:
+        stream.read_in_bulk()
     queue_seconds: float | None = None
     try:
         async for update in stream:
