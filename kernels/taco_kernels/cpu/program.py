@@ -24,7 +24,7 @@ from taco_kernels.cpu.structs import (
     TokenMasks,
 )
 from taco_kernels.cpu.token_masks import NO_MASKS, MaskColumns
-from taco_kernels.library import CpuKernels
+from taco_kernels.library import CpuKernels, keep_gil
 from taco_kernels.native.memory import Scratch
 
 IntArray = npt.NDArray[np.int32]
@@ -204,6 +204,7 @@ class ProgramRunner:
         if len(buffers) > _MAX_BUFFERS:
             raise ValueError(f"a program has at most {_MAX_BUFFERS} buffers, not {len(buffers)}")
         self._kernels = kernels
+        self._quick_lib = keep_gil(kernels.lib)
         self.cache = cache
         self._arrays = (
             _array(Buffer, buffers),
@@ -359,11 +360,11 @@ class ProgramRunner:
             self._run("logits", logits)
 
     def _run(self, stage: str, arguments: Step | Logits) -> None:
-        lib, pool = self._kernels.lib, self._kernels.pool
+        pool = self._kernels.pool
         pointers = ctypes.byref(self._program), ctypes.byref(arguments)
-        num_bytes = getattr(lib, f"taco_program_{stage}_bytes")(pool, *pointers)
+        num_bytes = getattr(self._quick_lib, f"taco_program_{stage}_bytes")(pool, *pointers)
         arguments.scratch = self._scratch.reserve(num_bytes)
-        getattr(lib, f"taco_program_{stage}")(pool, *pointers)
+        getattr(self._kernels.lib, f"taco_program_{stage}")(pool, *pointers)
 
 
 def _address(array: IntArray) -> int:

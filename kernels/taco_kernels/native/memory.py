@@ -72,13 +72,15 @@ class Scratch:
 
     def __init__(self) -> None:
         self._memory = allocate(0)
+        self._num_bytes, self._address = 0, self._memory.data_ptr()
 
     def reserve(self, num_bytes: int) -> int:
         """Returns the address of `num_bytes` bytes, aligned to 64. Earlier contents may be lost."""
-        if num_bytes > self._memory.numel():
-            self._memory = allocate(0)  # frees the old memory first
+        if num_bytes > self._num_bytes:
+            self._num_bytes, self._memory = 0, allocate(0)  # frees the old memory first
             self._memory = allocate(num_bytes)
-        return self._memory.data_ptr()
+            self._num_bytes, self._address = num_bytes, self._memory.data_ptr()
+        return self._address
 
 
 def huge_page_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:

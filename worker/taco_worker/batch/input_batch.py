@@ -49,6 +49,12 @@ class StepRows:
         assert self.trees is not None
         return replace(self, num_new_tokens=self.num_new_tokens - self.trees.num_nodes, trees=None)
 
+    def output_slots(self) -> IntArray:
+        """The slot of each token after which one is sampled."""
+        if self.trees is None:
+            return self.slots[self.is_sampled]
+        return np.repeat(self.slots, self.num_outputs())
+
     def num_outputs(self) -> IntArray:
         """Tokens of each row after which a token is sampled: the last one and all of a tree."""
         if self.trees is None:
@@ -189,30 +195,30 @@ class InputBatch:
         if slots.size != num_new_tokens.size:
             raise PlanError(f"{num_new_tokens.size} numbers of tokens for {slots.size} slots")
         self._check_slots(slots, "run", occupied=True)
-        num_computed_tokens = self.num_computed_tokens[slots]
-        ends = num_computed_tokens + num_new_tokens.astype(np.int64)  # invalid input may overflow
-        num_tokens = self.num_tokens[slots]
-        is_sampled = ends == num_tokens
-        if (num_new_tokens < 1).any() or (ends > num_tokens).any():
+        num_computed_tokens, num_tokens = self.num_computed_tokens[slots], self.num_tokens[slots]
+        num_left = num_tokens - num_computed_tokens
+        if ((num_new_tokens < 1) | (num_new_tokens > num_left)).any():
             raise PlanError("a row runs no token, or tokens that the worker does not know")
-        if (ends > self.num_blocks[slots] * self.block_size).any():
+        ends = num_computed_tokens + num_new_tokens
+        capacity = self.num_blocks[slots] * self.block_size
+        if (ends > capacity).any():
             raise PlanError("a row runs tokens that its blocks do not hold")
-        if (num_tokens[is_sampled] >= self.max_model_len).any():
+        is_sampled = num_new_tokens == num_left
+        if (is_sampled & (num_tokens >= self.max_model_len)).any():
             raise PlanError(f"a sequence grows beyond {self.max_model_len} tokens")
-        if not max_drafts.size:
+        if max_drafts.size:
+            self._check_drafts(ends, capacity, max_drafts)
+            max_drafts = max_drafts * is_sampled
+        else:
             max_drafts = np.zeros_like(slots)
-        self._check_drafts(slots, ends, max_drafts)
-        return StepRows(
-            slots, num_computed_tokens, num_new_tokens, is_sampled, max_drafts * is_sampled
-        )
+        return StepRows(slots, num_computed_tokens, num_new_tokens, is_sampled, max_drafts)
 
-    def _check_drafts(self, slots: IntArray, ends: Array, max_drafts: IntArray) -> None:
-        if max_drafts.size != slots.size or (max_drafts < 0).any():
+    def _check_drafts(self, ends: IntArray, capacity: IntArray, max_drafts: IntArray) -> None:
+        if max_drafts.size != ends.size or (max_drafts < 0).any():
             raise PlanError("max_drafts must hold one number of at least 0 for each row")
-        last = ends + max_drafts
-        if (last > self.num_blocks[slots] * self.block_size).any():
+        if (max_drafts > capacity - ends).any():  # their sum may overflow
             raise PlanError("a row may verify drafts that its blocks do not hold")
-        if (last >= self.max_model_len + (max_drafts == 0)).any():
+        if (ends + max_drafts >= self.max_model_len + (max_drafts == 0)).any():
             raise PlanError(f"drafts make a sequence grow beyond {self.max_model_len} tokens")
 
     def _check_joined(self, joined: JoinedSequences) -> None:

@@ -8,6 +8,8 @@ from taco_proto.steps import IntArray
 from taco_worker.batch.input_batch import InputBatch, StepRows
 from taco_worker.sampling.slot_params import Feature
 
+_PROMPT_LOGPROBS = int(Feature.PROMPT_LOGPROBS)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobRows:
@@ -31,7 +33,7 @@ def find_prompt_logprob_rows(
     Args:
         ends: for each row, the end of its tokens among the step's tokens.
     """
-    is_asked = (batch.sampling.features[rows.slots] & Feature.PROMPT_LOGPROBS) != 0
+    is_asked = (batch.sampling.features[rows.slots] & _PROMPT_LOGPROBS) != 0
     if not is_asked.any():
         return None
     slots: list[IntArray] = []

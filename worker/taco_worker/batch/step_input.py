@@ -104,6 +104,17 @@ def _depths(trees: DraftTrees) -> IntArray:
     return depths
 
 
+def output_tokens(rows: StepRows, ends: IntArray) -> IntArray:
+    """Indices of the step's tokens after which a token is sampled, ascending.
+
+    Args:
+        ends: for each row, the end of its tokens among the step's tokens.
+    """
+    if rows.trees is None:
+        return ends[rows.is_sampled] - 1
+    return last_of_each(ends, rows.num_outputs())
+
+
 def last_of_each(ends: IntArray, counts: IntArray) -> IntArray:
     """The indices ends[i] - counts[i] … ends[i] - 1 of every i, concatenated."""
     before = np.cumsum(counts) - counts

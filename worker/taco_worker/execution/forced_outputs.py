@@ -11,7 +11,7 @@ from taco_worker.batch.input_batch import StepRows
 from taco_worker.sampling.slot_params import NO_LOGPROBS, Array, Feature, SlotSamplingParams
 
 # They may ban even the forced token, which is then an error.
-_BANS_TOKENS = (
+_BANS_TOKENS = int(
     Feature.LOGIT_BIAS | Feature.NO_REPEAT_NGRAM | Feature.ALLOWED_TOKENS | Feature.BAD_WORDS
 )
 
@@ -39,7 +39,7 @@ def find_forced_outputs(rows: StepRows, sampling: SlotSamplingParams) -> ForcedO
     """
     assert rows.trees is not None
     num_outputs = rows.num_outputs()
-    slots = np.repeat(rows.slots, num_outputs)
+    slots = rows.output_slots()
     if (sampling.logprobs[slots] != NO_LOGPROBS).any():
         return None
     is_rest = np.zeros(slots.size, dtype=np.bool_)

@@ -10,7 +10,7 @@ from taco_kernels.native.draft_verification import accept
 from taco_proto.steps import EMPTY, IntArray, StepPlan
 from taco_worker.batch.input_batch import InputBatch, StepRows
 from taco_worker.batch.prompt_logprobs import PromptLogprobRows, find_prompt_logprob_rows
-from taco_worker.batch.step_input import last_of_each, make_input
+from taco_worker.batch.step_input import last_of_each, make_input, output_tokens
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.execution.forced_outputs import ForcedOutputs, find_forced_outputs
@@ -42,8 +42,8 @@ from taco_worker.speculation.speculator import Speculator
 # Maximum number of logits computed at once for prompt log probabilities: 64 MiB.
 _MAX_PROMPT_LOGITS = 2**24
 
-# A sequence with no other feature takes the most likely token, of its mask if it has a grammar.
-_GREEDY = Feature.LOGPROBS | Feature.PROMPT_LOGPROBS | Feature.GRAMMAR
+# A sequence with none of these takes the most likely token, of its mask if it has a grammar.
+_NOT_GREEDY = int(~(Feature.LOGPROBS | Feature.PROMPT_LOGPROBS | Feature.GRAMMAR))
 
 
 class ModelRunner:
@@ -162,7 +162,7 @@ class ModelRunner:
     def _run(self, rows: StepRows) -> StepPart:
         """Run all of a step's rows, or one part after a split."""
         ends = np.cumsum(rows.num_new_tokens, dtype=np.int32)
-        chosen = last_of_each(ends, rows.num_outputs())
+        chosen = output_tokens(rows, ends)
         prompt_rows = find_prompt_logprob_rows(self._batch, rows, ends)
         outputs = chosen if prompt_rows is None else np.union1d(chosen, prompt_rows.sources)
         hidden_layers = None if self._speculator is None else self._speculator.hidden_layers
@@ -268,10 +268,10 @@ class ModelRunner:
         processors: StepProcessors | None,
     ) -> tuple[Tensor, LogprobTable | None]:
         """`num_tokens`: the number of tokens before each sampled token."""
-        slots = np.repeat(rows.slots, rows.num_outputs())
         candidates = None
         if rows.trees is not None:
             candidates = draft_candidates(rows.trees, rows.is_sampled)
+        slots = rows.output_slots()
         return self._sample_slots(slots, num_tokens, hidden, masks, candidates, processors)
 
     def _sample_rest(
@@ -303,7 +303,7 @@ class ModelRunner:
         features, num_top = batch.sampling.features[slots], batch.sampling.logprobs[slots]
         # Log probabilities are those of all tokens.
         most_logprobs = 0 if masks is None else NO_LOGPROBS
-        if not (features & ~_GREEDY).any() and num_top.max() <= most_logprobs:
+        if not (features & _NOT_GREEDY).any() and num_top.max() <= most_logprobs:
             return self._most_likely(hidden, num_top, masks)
         early_masks = None  # the model may skip what they ban
         if num_top.max() == NO_LOGPROBS and not (features & CHANGES_LOGITS).any():

@@ -67,6 +67,10 @@ class SlotMatchers:
         known = [token_id for token_id in eos_token_ids if token_id < vocab_size]
         self._eos_mask = mask_of(known, vocab_size)
 
+    def __bool__(self) -> bool:
+        """Whether a sequence has a grammar."""
+        return bool(self._by_slot)
+
     def clear(self) -> None:
         """Remove all sequences."""
         self._by_slot.clear()

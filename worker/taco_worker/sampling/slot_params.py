@@ -37,8 +37,10 @@ class Feature(enum.IntFlag):
     BEAM = enum.auto()  # log probabilities after the changes of logits
 
 
+# The sets of features are plain integers, which numpy and Python combine faster than flags.
+
 # Features that read the tokens before the sampled one.
-READS_TOKENS = (
+READS_TOKENS = int(
     Feature.REPETITION_PENALTY
     | Feature.COUNT_PENALTIES
     | Feature.NO_REPEAT_NGRAM
@@ -46,7 +48,7 @@ READS_TOKENS = (
 )
 
 # Features that change logits before the masks of grammars.
-CHANGES_LOGITS = (
+CHANGES_LOGITS = int(
     READS_TOKENS
     | Feature.LOGIT_BIAS
     | Feature.MIN_TOKENS

@@ -53,6 +53,8 @@ class GrammarDrafter:
 
     def draft(self, rows: StepRows) -> StepRows:
         """Add the forced tokens to the rows of a step that has no other drafts."""
+        if not self._matchers:
+            return rows
         may = np.flatnonzero(rows.max_drafts > 0)
         found = self.forced(rows, may)
         if not found:
