@@ -15,6 +15,8 @@ from taco_kernels.native.memory import allocate
 from taco_kernels.reference.activation import ALPHA, check_activation
 
 PANEL = 16
+MAX_SEGMENTS = 8  # csrc/matmul/matrix.h
+TILE_K = 32  # of bf16: 64 bytes
 ACTIVATIONS = {
     "none": 0,
     "relu": 1,
@@ -45,6 +47,7 @@ class PackedMatrix:
         dtype: torch.dtype,
         *,
         gated: bool = False,
+        segments: int = 1,
         memory: Tensor | None = None,
     ) -> None:
         """Allocates a matrix, which `pack` fills.
@@ -53,6 +56,9 @@ class PackedMatrix:
             dtype: float32, bfloat16, or int8 with a scale per column.
             gated: rows 0 to n / 2 - 1 are the gate's, the others up's; one product computes
                 act(gate) * up.
+            segments: equal segments of k that are summed one by one, and whose sums are added as
+                a binary tree (csrc/matmul/matrix.h): 1, 2, 4 or 8, of whole tiles of k each. 1 for
+                int8, whose sums are exact.
             memory: uint8 [packed_bytes(n, k, dtype, gated)], aligned to 64 bytes, to use instead
                 of new memory.
         """
@@ -60,6 +66,7 @@ class PackedMatrix:
             raise ValueError(f"a packed matrix is float32, bfloat16 or int8, not {dtype}")
         if n <= 0 or k <= 0 or (gated and n % 2):
             raise ValueError(f"no matrix has the shape [{n}, {k}]{' of two halves' * gated}")
+        _check_segments(segments, k, dtype)
         self.shape = (n, k)
         self.dtype = dtype
         self.gated = gated
@@ -81,6 +88,7 @@ class PackedMatrix:
             _address(self._scales),
             _address(self._column_sums),
             None,
+            segments,
         )
 
     @classmethod
@@ -92,10 +100,11 @@ class PackedMatrix:
         *,
         bias: Tensor | None = None,
         gated: bool = False,
+        segments: int = 1,
     ) -> PackedMatrix:
         """Packs weight [n, k], and bias [n] in the order of its rows."""
         n, k = weight.shape
-        matrix = cls(n, k, dtype or weight.dtype, gated=gated)
+        matrix = cls(n, k, dtype or weight.dtype, gated=gated, segments=segments)
         matrix.pack(kernels, weight)
         if bias is not None:
             matrix.set_bias(bias)
@@ -326,6 +335,19 @@ def operand_dtype(kernels: CpuKernels, dtype: torch.dtype) -> torch.dtype:
     if dtype == torch.int8:
         return torch.int8 if kernels.int8_operand_bytes == 1 else torch.int16
     return dtype
+
+
+def _check_segments(segments: int, k: int, dtype: torch.dtype) -> None:
+    if segments == 1:
+        return
+    if dtype == torch.int8:
+        raise ValueError("int8 sums are exact: they have no segments")
+    powers = [2**i for i in range(1, MAX_SEGMENTS.bit_length())]
+    if segments not in powers or k % (segments * TILE_K):
+        raise ValueError(
+            f"{k} columns cannot be {segments} segments: these are {powers}, of a multiple of "
+            f"{TILE_K} columns each"
+        )
 
 
 def _check_product(rows: EncodedRows, matrix: PackedMatrix) -> None:

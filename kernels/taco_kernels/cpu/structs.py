@@ -12,6 +12,7 @@ class Matrix(Structure):
         ("scales", c_void_p),
         ("column_sums", c_void_p),
         ("bias", c_void_p),
+        ("segments", c_int64),
     )
 
 

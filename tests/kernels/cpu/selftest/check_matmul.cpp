@@ -210,6 +210,67 @@ private:
     Doubles products_;
 };
 
+// The sums over segments of k are those of matrices that have one segment each, added as a tree.
+class SegmentCheck {
+public:
+    SegmentCheck(const Subject& subject, DType type)
+        : subject_(subject),
+          type_(type),
+          x_(random_.normal(COUNT * K, type == DType::bf16)),
+          w_(random_.normal(N * K, type == DType::bf16)) {}
+
+    void run() const {
+        std::vector<Floats> sums;
+        for (int64_t first = 0; first < K; first += SEGMENT) {
+            sums.push_back(multiply(subject_.pool, first, SEGMENT, 1));
+        }
+        for (; sums.size() > 1; sums.resize(sums.size() / 2)) {
+            for (size_t i = 0; i < sums.size(); i += 2) sums[i / 2] = add(sums[i], sums[i + 1]);
+        }
+        const std::string name = std::string(name_of(type_)) + " product of segments";
+        subject_.report.same(subject_.name(name), multiply(subject_.pool, 0, K, K / SEGMENT),
+                             sums[0]);
+        subject_.report.same(subject_.name(name + ", threads change no bit"),
+                             multiply(subject_.single, 0, K, K / SEGMENT), sums[0]);
+    }
+
+private:
+    static constexpr int64_t COUNT = 37, N = 40, SEGMENT = 96, K = 8 * SEGMENT;
+
+    static Floats add(Floats left, const Floats& right) {
+        for (size_t i = 0; i < left.size(); ++i) left[i] += right[i];
+        return left;
+    }
+
+    // The product over `k` numbers of each row from `first` on.
+    Floats multiply(TacoPool* pool, int64_t first, int64_t k, int64_t segments) const {
+        Matrix matrix = {type_, N, k, nullptr, nullptr, nullptr, nullptr, segments};
+        Bytes weights(matrix.num_panels() * matrix.panel_bytes());
+        Bytes operands(COUNT * k * operand_bytes(pool, type_));
+        matrix.data = weights.data();
+        const Packing packing = {TableType::f32, w_.data() + first, N,      k, K, type_, 0, 1,
+                                 weights.data(), nullptr,           nullptr};
+        taco_pack(pool, &packing);
+        taco_encode_rows(pool, int32_t(type_), COUNT, k, x_.data() + first, K, operands.data(),
+                         nullptr);
+        Floats out(size_t(COUNT * N));
+        const Product product = {{COUNT, operands.data(), k, nullptr},
+                                 matrix,
+                                 Epilogue::store,
+                                 Activation::none,
+                                 out.data(),
+                                 N,
+                                 false};
+        taco_multiply(pool, &product);
+        return out;
+    }
+
+    const Subject& subject_;
+    const DType type_;
+    Random random_{8};
+    const Floats x_, w_;
+};
+
 Doubles norm(NormKind kind, const float* row, int64_t size, const Floats& weight,
              const Floats& bias) {
     double mean = 0, squares = 0;
@@ -280,6 +341,7 @@ void check_products(const Subject& subject) {
         for (const Shape& shape : {Shape{3, 72, 40}, Shape{40, 128, 96}}) {
             ProductCheck(subject, type, shape, true).run();
         }
+        if (type != DType::i8) SegmentCheck(subject, type).run();
     }
 }
 

@@ -10,13 +10,17 @@
 namespace TACO_ISA {
 
 // The rows and panels of one block. Its sums are [panel][row][PANEL]: floats, or int32 for int8.
+//
+// A block may have a range of k alone (segments of k, matrix.h): then `operands` and `data` point
+// to its first step, and `panel_bytes` is still that of whole panels. Sums over a range must be
+// those of a matrix that has no other k: from zero, in the order of k.
 struct Block {
     Range rows, panels;
     const void* operands;  // of the first row
     int64_t operand_stride;
     const char* data;  // of the first panel
     int64_t panel_bytes;
-    int64_t steps;     // of 64 bytes each, in a panel
+    int64_t steps;     // of 64 bytes each, of a panel
     const char* next;  // memory that is likely read after this block
 };
 

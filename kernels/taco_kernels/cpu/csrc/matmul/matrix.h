@@ -14,6 +14,14 @@
 //
 // A gated pair (gate and up of an MLP) is packed alternately: panel 2i holds sixteen columns of
 // gate, panel 2i + 1 the same columns of up; n counts both, and each is padded to whole panels.
+//
+// A sum over k adds its products in the order of k. With `segments` (a power of two, not for int8)
+// each of as many equal segments of k is summed so from zero, and their sums are added as a binary
+// tree: (s0 + s1) + (s2 + s3). Tensor-parallel processes that each hold whole segments, and add
+// their sums as this tree does, so compute the bits of one process. A segment has whole tiles of k.
+// int8 needs no segments: its int32 sums are exact, and processes add them before they are scaled.
+constexpr int64_t MAX_SEGMENTS = 8;
+
 struct Matrix {
     DType type;
     int64_t n, k;
@@ -21,6 +29,7 @@ struct Matrix {
     const float* scales;         // int8 only: of each column, [padded n]
     const int32_t* column_sums;  // int8 only: of each column's int8 values, [padded n]
     const float* bias;           // [padded n] in the order of the packed columns, or null
+    int64_t segments = 1;
 
     int64_t num_panels() const { return ceil_div(n, PANEL); }
     int64_t num_pair_panels() const { return 2 * ceil_div(n / 2, PANEL); }  // of a gated pair

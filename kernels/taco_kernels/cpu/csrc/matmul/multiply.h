@@ -1,7 +1,8 @@
 // Matrix product of rows with a packed matrix.
 //
-// An output element sums its products in the order of k, by the same instructions, whatever other
-// rows and columns are computed with it. So its bits depend on its own row and column alone.
+// An output element sums its products in the order of k (of each segment of k: matrix.h), by the
+// same instructions, whatever other rows and columns are computed with it. So its bits depend on
+// its own row and column alone.
 #pragma once
 
 #include <vector>
@@ -22,6 +23,9 @@ constexpr int64_t ROW_UNIT = PASS_ROWS;
 // Rows of a block: as many as stay in the L2 cache for one part of k.
 constexpr int64_t BLOCK_ROWS = 96 / ROW_UNIT * ROW_UNIT;
 constexpr int64_t MAX_BLOCK_SUMS = 1024;  // vectors, 64 KB on the stack
+// Sums of a block that segments of k keep at once: one of each level of their tree, and the last.
+constexpr int64_t MAX_KEPT_SUMS = 4;
+static_assert(MAX_SEGMENTS == 1 << (MAX_KEPT_SUMS - 1));
 // Bytes of weights in a block when there are few rows: enough to hide the overhead of a block, few
 // enough that threads end together.
 constexpr int64_t BLOCK_BYTES = 256 * 1024;
@@ -41,6 +45,36 @@ inline void sum_block(DType type, const Block& block, void* sums) {
         case DType::bf16: return sum_on_vectors<Bf16Step>(block, static_cast<float*>(sums));
         case DType::i8: return sum_on_vectors<Int8Step>(block, static_cast<int32_t*>(sums));
 #endif
+    }
+}
+
+// As sum_block, segment by segment of k. Never inlined: most products need no stack for it.
+__attribute__((noinline)) inline void sum_segments(const Matrix& matrix, const Block& block,
+                                                   float* sums) {
+    alignas(64) float others[(MAX_KEPT_SUMS - 1) * MAX_BLOCK_SUMS * PANEL];
+    const int64_t size = block.rows.size() * block.panels.size() * PANEL;
+    const auto kept = [&](int64_t at) { return at == 0 ? sums : others + (at - 1) * size; };
+    const int64_t steps = block.steps / matrix.segments;
+    const int64_t operands_size = matrix.k / matrix.segments * operand_bytes(matrix.type);
+    Block segment = block;
+    segment.steps = steps;
+    int64_t num_kept = 0;
+    for (int64_t index = 0; index < matrix.segments; ++index) {
+        const char* end = segment.data + steps * STEP_BYTES;
+        segment.next = index + 1 < matrix.segments ? end : block.next;
+        sum_block(matrix.type, segment, kept(num_kept));
+        // The segment ends as many subtrees of the tree as its index ends with ones.
+        for (int64_t ones = index; ones % 2; ones /= 2) {
+            --num_kept;
+            float* left = kept(num_kept);
+            const float* right = kept(num_kept + 1);
+            for (int64_t i = 0; i < size; i += PANEL) {
+                store(left + i, add(load(left + i), load(right + i)));
+            }
+        }
+        ++num_kept;
+        segment.data = end;
+        segment.operands = static_cast<const char*>(segment.operands) + operands_size;
     }
 }
 
@@ -89,7 +123,11 @@ void run_block(const Rows& rows, const Matrix& matrix, const Blocking& blocking,
     block.panel_bytes = matrix.panel_bytes();
     block.steps = block.panel_bytes / STEP_BYTES;
     block.next = static_cast<const char*>(next);
-    sum_block(matrix.type, block, sums);
+    if (matrix.segments > 1) {
+        sum_segments(matrix, block, reinterpret_cast<float*>(sums));
+    } else {
+        sum_block(matrix.type, block, sums);
+    }
     finish(block, static_cast<const void*>(sums));
 }
 
