@@ -31,6 +31,13 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
         "mlp_bias": True,
         "tie_word_embeddings": True,
     },
+    "sums of two segments": {
+        "architecture": "LlamaForCausalLM",
+        "intermediate_size": 896,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 112,
+    },
     "mistral": {"architecture": "MistralForCausalLM", "sliding_window": 11},
     "opt-350m": {
         "architecture": "OPTForCausalLM",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -50,7 +52,7 @@ class CpuModel:
         self.max_tree_paths = _MAX_TREE_PATHS
         self.device = torch.device("cpu")
         self.hidden_dtype = torch.float32
-        self.kv_layout = f"cpu kernels, {kernels.isa}, {dtype_name(kv_dtype)}"
+        self.kv_layout = _kv_layout(kernels.isa, kv_dtype, weights.program.segments)
         self._kept_layers: tuple[int, ...] = ()
         self._kernels = kernels
         self._weights = weights
@@ -176,6 +178,12 @@ class CpuModel:
 
 def _columns(masks: TokenMasks | None, num_rows: int) -> MaskColumns | None:
     return None if masks is None else MaskColumns.of(masks.rows, masks.bits, num_rows)
+
+
+def _kv_layout(isa: str, kv_dtype: torch.dtype, segments: Mapping[str, int]) -> str:
+    # Segments of k change the bits of keys and values, so that KV of another number is not reused.
+    sums = f", sums of {max(segments.values())} segments" if segments else ""
+    return f"cpu kernels, {isa}, {dtype_name(kv_dtype)}{sums}"
 
 
 def _num_spares(block_size: int) -> int:

@@ -141,6 +141,7 @@ class CpuWeights:
                 k,
                 self._dtype_of(parameter),
                 gated=parameter in self.program.gated,
+                segments=self.program.segments.get(parameter, 1),
                 memory=memory,
             )
         return self.matrices[parameter]

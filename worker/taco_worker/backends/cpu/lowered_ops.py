@@ -150,6 +150,7 @@ class LoweredProgram:
         lm_head: None: the plan has no logits.
         logit_cap: 0: no cap.
         gated: matrices that are packed as gated pairs.
+        segments: number of segments of k of the matrices that have more than one.
     """
 
     buffers: Mapping[str, LoweredBuffer]
@@ -161,3 +162,4 @@ class LoweredProgram:
     logit_scale: float
     logit_cap: float
     gated: frozenset[str]
+    segments: Mapping[str, int]

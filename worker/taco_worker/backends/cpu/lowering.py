@@ -24,6 +24,7 @@ from taco_worker.backends.cpu.lowered_ops import (
     MatrixType,
 )
 from taco_worker.backends.cpu.readers import Readers
+from taco_worker.backends.cpu.segments import segments_of
 from taco_worker.backends.cpu.stages import (
     cut_into_stages,
     layer_ends,
@@ -83,6 +84,7 @@ def lower_plan(plan: ModelPlan, types: Mapping[str, MatrixType]) -> LoweredProgr
         head.scale,
         head.cap,
         frozenset(lowering.gated),
+        segments_of(plan, types),
     )
 
 

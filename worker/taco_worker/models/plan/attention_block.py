@@ -162,6 +162,7 @@ def attention(b: PlanBuilder, x: Slice, spec: AttentionSpec) -> Slice:
         [spec.out],
         bias=spec.out_bias,
         out=b.buffer(BLOCK_OUT, b.stream.size),
+        shard_unit=heads.head_dim,
     )
 
 

@@ -204,8 +204,13 @@ class PlanBuilder:
         *,
         bias: bool = False,
         out: Slice | None = None,
+        shard_unit: int | None = None,
     ) -> Slice:
-        """A linear layer whose outputs are those of `modules` side by side."""
+        """A linear layer whose outputs are those of `modules` side by side.
+
+        Args:
+            shard_unit: as of `Linear`.
+        """
         size = sum(module.size for module in modules)
         out = out or self.buffer(BLOCK_OUT, size)
         sources = list(_fused(modules))
@@ -215,7 +220,7 @@ class PlanBuilder:
             bias_name = self.parameter(
                 f"{name}.bias", (size,), _suffixed(sources, "bias"), initial=0.0
             )
-        self.add(Linear(x, out, weight, bias_name))
+        self.add(Linear(x, out, weight, bias_name, shard_unit))
         return out
 
     def kv_entry(self, entry: KVEntry) -> int:

@@ -83,7 +83,7 @@ def latent_attention(b: PlanBuilder, x: Slice, spec: LatentAttentionSpec) -> Sli
     b.add(HeadLinear(attended, values, weight, heads, latent, dim, latent, dim))
     out = b.buffer(BLOCK_OUT, b.stream.size)
     parts = [Module(f"{prefix}.o_proj", b.stream.size)]
-    return b.linear(values, "attn.out_proj", parts, bias=spec.bias, out=out)
+    return b.linear(values, "attn.out_proj", parts, bias=spec.bias, out=out, shard_unit=dim)
 
 
 def _query(b: PlanBuilder, x: Slice, spec: LatentAttentionSpec) -> Slice:

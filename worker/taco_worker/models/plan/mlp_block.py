@@ -43,7 +43,9 @@ def mlp(b: PlanBuilder, x: Slice, spec: MlpSpec, *, name: str = "mlp") -> Slice:
     inner = b.buffer("inner", spec.size)
     b.add(Activation(up, inner, spec.activation, spec.is_gated, limit=spec.limit))
     out = b.buffer("mlp_out", b.stream.size)
-    return b.linear(inner, f"{name}.down_proj", [spec.down], bias=spec.down_bias, out=out)
+    return b.linear(
+        inner, f"{name}.down_proj", [spec.down], bias=spec.down_bias, out=out, shard_unit=1
+    )
 
 
 def gated_mlp(

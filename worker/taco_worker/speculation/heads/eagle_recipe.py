@@ -146,7 +146,10 @@ def _layer(
         b.add(Rope(queries, heads.head_dim, heads.head_dim, table))
         b.add(Attend(queries, out, entry, heads.num_heads, heads.head_dim**-0.5))
         projection = [Module(f"{prefix}.self_attn.o_proj", size)]
-        b.residual(b.linear(out, "attn.out_proj", projection, bias=has_bias("self_attn.o_proj")))
+        out_bias = has_bias("self_attn.o_proj")
+        b.residual(
+            b.linear(out, "attn.out_proj", projection, bias=out_bias, shard_unit=heads.head_dim)
+        )
         normed = b.norm(b.stream, "mlp_norm", f"{prefix}.post_attention_layernorm", norm)
         b.residual(mlp(b, normed, mlp_spec))
 

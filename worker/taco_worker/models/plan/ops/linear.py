@@ -16,12 +16,15 @@ class Linear(Op):
     Attributes:
         weight: parameter [out.size, x.size].
         bias: parameter [out.size], or None.
+        shard_unit: number of columns of `x` that stay together (of a head; 1: none do) where
+            tensor-parallel processes divide the columns of `x`; None: they do not divide them.
     """
 
     x: Slice
     out: Slice
     weight: str
     bias: str | None = None
+    shard_unit: int | None = None
 
     @property
     def reads(self) -> tuple[Slice, ...]:
