@@ -6,7 +6,6 @@ from pathlib import Path
 
 from taco_kernels.library import CpuKernels
 from taco_proto.config import WorkerConfig
-from taco_worker.backends.torch.torch_loading import load_torch_model
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.config import ModelConfig, load_hf_config
 from taco_worker.models.dtypes import resolve_dtype, resolve_kv_dtype
@@ -47,7 +46,10 @@ def load_step_model(
     )
     dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, transfers.device)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, transfers.device)
+    # Each back end is imported only where it runs.
     if kernels is None:
+        from taco_worker.backends.torch.torch_loading import load_torch_model
+
         if wanted.quantization is not None:
             raise ValueError(f"quantization {wanted.quantization} needs the CPU kernels")
         return model, load_torch_model(

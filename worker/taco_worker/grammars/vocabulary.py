@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taco_proto.config import ModelConfig
-from taco_worker.models.download import download_tokenizer
 
 if TYPE_CHECKING:  # loaded with the first grammar: workers without grammars need no library
     from llguidance import LLTokenizer
@@ -35,6 +34,9 @@ def tokenizer_directory(config: ModelConfig, model_directory: Path) -> Path:
     if directory.is_dir():
         return directory
     download_dir = None if config.download_dir is None else Path(config.download_dir)
+    # Importing it takes 0.2 s; a model on disk does not need it.
+    from taco_worker.models.download import download_tokenizer
+
     try:
         return download_tokenizer(config.tokenizer, config.tokenizer_revision, download_dir)
     except ValueError as error:
