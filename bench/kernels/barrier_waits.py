@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -35,15 +35,19 @@ class LostTime:
 def lost_times(steps: Sequence[TracedStep], names: list[OpName]) -> list[LostTime]:
     """The barriers at which the most time is lost come first.
 
-    The steps have the same ops. The time of a barrier is its median over the steps: a thread that
-    the system suspends in one step does not count.
+    The time of a barrier is its median over the steps that have it: a thread that the system
+    suspends in one step does not count.
     """
-    waits = [_waits_of(step, names) for step in steps]
     whole = median(step.end - step.begin for step in steps) * len(steps[0].threads)
+    waits: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for step in steps:
+        num_seen: Counter[str] = Counter()
+        for name, nanoseconds in _waits_of(step, names):
+            waits[name, num_seen[name]].append(nanoseconds)
+            num_seen[name] += 1
     lost: dict[str, list[float]] = defaultdict(list)
-    for barriers in zip(*waits, strict=True):
-        name, _ = barriers[0]
-        lost[name].append(median(nanoseconds for _, nanoseconds in barriers))
+    for (name, _), nanoseconds_of_steps in waits.items():
+        lost[name].append(median(nanoseconds_of_steps))
     found = [
         LostTime(name, len(times), sum(times) / 1e6, sum(times) / whole)
         for name, times in lost.items()
