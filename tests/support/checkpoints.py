@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from support.checkpoint_tokenizer import (
     BOS_TOKEN_ID,
@@ -92,6 +93,20 @@ def make_checkpoint(
         eos_token_ids = [EOS_TOKEN_ID, END_OF_TURN_TOKEN_ID]
         generation_config = {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": eos_token_ids}
     (path / "generation_config.json").write_text(json.dumps(generation_config))
+    return path
+
+
+def plant_outliers(path: Path) -> Path:
+    """Make two channels behind each norm 64 times as great: outliers in the rows of int8 products.
+
+    The weights that read them stay, so the model is another one.
+    """
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if name.endswith("norm.weight"):
+            tensor[[3, tensor.shape[0] - 1]] *= 64
+    save_file(tensors, file, {"format": "pt"})
     return path
 
 

@@ -4,6 +4,9 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from taco_kernels import build
 from taco_kernels.library import CpuKernels, load_library
 
@@ -35,3 +38,12 @@ def _library(emulated: bool) -> ctypes.CDLL:
 def kernels_of(isa: str, num_threads: int) -> CpuKernels:
     """The kernels of one instruction set; all tests share the pool of each size."""
     return CpuKernels(_library(isa in EMULATED), isa, num_threads)
+
+
+def decode_int8(operands: Tensor, kernels: CpuKernels) -> Tensor:
+    """Whole numbers, float32 [count, padded k]; see `encode_quad` of the instruction sets."""
+    if kernels.int8_operand_bytes == 2:  # four in the order 0, 2, 1, 3
+        operands = operands.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].flatten(1)
+    elif kernels.isa.endswith(("avx512", "avx512_bf16")):  # unsigned, 128 encodes 0
+        operands = operands.view(torch.uint8).int() - 128
+    return operands.float()

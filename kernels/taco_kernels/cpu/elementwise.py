@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu import structs
-from taco_kernels.cpu.matmul import ACTIVATIONS, DTYPES, operand_dtype, padded_k
+from taco_kernels.cpu.matmul import ACTIVATIONS, DTYPES, RowScales, operand_dtype, padded_k
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference import activation as reference_activation
 from taco_kernels.reference.activation import ALPHA, check_activation
@@ -153,7 +153,7 @@ def norm_rows(
     *,
     group: int | None = None,
     out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, RowScales]:
     """RMSNorm or LayerNorm of rows, encoded as operands for a matrix of `dtype`.
 
     Args:
@@ -166,8 +166,7 @@ def norm_rows(
         out: for float32 only: [num_rows, size]; may be x.
 
     Returns:
-        Operands [num_rows, padded size] of the instruction set, and the scales of int8 rows,
-        float32 [num_rows].
+        Operands [num_rows, padded size] of the instruction set, and the scales of int8 rows.
 
     Raises:
         ValueError: kind or dtype is unknown, or a tensor has the wrong type or shape.
@@ -198,7 +197,7 @@ def norm_rows(
     )
     if dtype == torch.float32:
         _check_rows(out, "out", (num_rows, size))
-    scales = torch.empty(num_rows)
+    scales = RowScales(num_rows)
     call = structs.NormRows(
         NORM_KINDS.index(kind),
         eps,

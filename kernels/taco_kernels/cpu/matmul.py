@@ -29,6 +29,8 @@ ACTIVATIONS = {
 }
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _PARTIAL_SUM_TOKENS = 64  # csrc/sampling/sampling_args.h
+# RowScale in csrc/matmul/matrix.h: a scale, a number of outliers, and 16 outliers of two words.
+_ROW_SCALE_WORDS = 2 + 16 * 2
 _EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -191,13 +193,42 @@ class PackedMatrix:
         return torch.cat([packed[self._columns_of(half, 0, size)] for half in (0, 1)])
 
 
+class RowScales:
+    """What the kernels keep of each row of int8 operands beside them (csrc/matmul/matrix.h)."""
+
+    def __init__(self, count: int) -> None:
+        self._words = torch.empty(count, _ROW_SCALE_WORDS)
+
+    def data_ptr(self) -> int:
+        return self._words.data_ptr()
+
+    @property
+    def scales(self) -> Tensor:
+        """float32 [count]: what each row's operands are multiplied with."""
+        return self._words[:, 0]
+
+    @property
+    def num_outliers(self) -> Tensor:
+        """int32 [count]: values of each row that are kept in 16 bits."""
+        return self._words.view(torch.int32)[:, 1]
+
+    def high_parts(self, k: int) -> Tensor:
+        """float32 [count, k]: what each value's operand lacks, in units of the row's scale."""
+        parts = torch.zeros(self._words.shape[0], k)
+        columns = self._words.view(torch.int32)
+        for row, count in enumerate(self.num_outliers.tolist()):
+            end = 2 + 2 * count
+            parts[row, columns[row, 2:end:2].long()] = 254 * self._words[row, 3:end:2]
+        return parts
+
+
 class EncodedRows:
     """Rows of activations, encoded as operands for matrices of one type.
 
     Attributes:
         data: [count, padded k], operands of the instruction set.
-        scales: float32 [count], for int8 only.
-        struct: the rows as kernels take them; points to data and scales.
+        row_scales: their scales and outliers, for int8 only.
+        struct: the rows as kernels take them; points to data and row_scales.
     """
 
     def __init__(self, kernels: CpuKernels, rows: Tensor, dtype: torch.dtype) -> None:
@@ -208,7 +239,8 @@ class EncodedRows:
         self.dtype = dtype
         self.k = k
         self.data = torch.empty((count, padded_k(dtype, k)), dtype=operand_dtype(kernels, dtype))
-        self.scales = torch.empty(count) if dtype == torch.int8 else None
+        self.row_scales = RowScales(count) if dtype == torch.int8 else None
+        scales = None if self.row_scales is None else self.row_scales.data_ptr()
         kernels.lib.taco_encode_rows(
             kernels.pool,
             DTYPES[dtype],
@@ -217,9 +249,9 @@ class EncodedRows:
             rows.data_ptr(),
             rows.stride(0),
             self.data.data_ptr(),
-            _address(self.scales),
+            scales,
         )
-        self.struct = Rows(count, self.data.data_ptr(), self.data.stride(0), _address(self.scales))
+        self.struct = Rows(count, self.data.data_ptr(), self.data.stride(0), scales)
 
 
 def multiply(

@@ -11,14 +11,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from support.cpu_kernels import EMULATED, NATIVE, kernels_of
+from support.cpu_kernels import EMULATED, NATIVE, decode_int8, kernels_of
 from taco_kernels.cpu.elementwise import activate_rows, add_rows
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply, multiply_argmax
 from taco_kernels.cpu.sampling import gather_logprobs
 from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference import activation
-from taco_kernels.reference.linear import int8_linear, linear, quantize_rows
+from taco_kernels.reference.linear import (
+    int8_linear,
+    linear,
+    quantize_activations,
+    quantize_rows,
+)
 from taco_kernels.sampling_metadata import NO_TOKEN
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
@@ -391,11 +396,42 @@ def test_int8_equals_the_reference(cpu_kernels: CpuKernels) -> None:
 
     out = multiply(cpu_kernels, rows, matrix)
 
-    assert rows.scales is not None
-    assert torch.equal(rows.scales, scales)
+    assert rows.row_scales is not None
+    assert torch.equal(rows.row_scales.scales, scales)
     assert torch.equal(matrix.scales, column_scales)
     sums = (q.int() @ columns.int().T).float()
     assert torch.equal(out, sums * (scales[:, None] * column_scales[None, :]))
+
+
+@pytest.mark.parametrize("k", [300, 1030])
+def test_outliers_of_int8_rows_keep_16_bits(cpu_kernels: CpuKernels, k: int) -> None:
+    """Rows with none, one, the most and too many outliers, at both ends and side by side."""
+    x, w, bias = numbers(6, k), numbers(50, k, seed=1), numbers(50, seed=2)
+    x[1, k - 1] = 300
+    x[2, :8], x[2, 40:80:5] = 200, -500
+    x[3, ::11][:25] = 400 + torch.arange(25)
+    x[4] = 0
+    x[4, 7] = -3
+    x[5, 0], x[5, 16] = 1e6, -1e-3
+    values, scales = quantize_activations(x)
+    columns, column_scales = quantize_rows(w)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, torch.int8, bias=bias)
+    rows = EncodedRows(cpu_kernels, x, torch.int8)
+
+    out = multiply(cpu_kernels, rows, matrix)
+
+    assert rows.row_scales is not None
+    assert rows.row_scales.num_outliers.tolist() == [0, 1, 16, 16, 1, 1]
+    assert torch.equal(rows.row_scales.scales, scales)
+    decoded = decode_int8(rows.data, cpu_kernels)[:, :k] + rows.row_scales.high_parts(k)
+    assert torch.equal(decoded.double(), values)
+    assert (decoded * scales[:, None] - x).abs().max(1).values.le(0.5001 * scales).all()
+    sums = values @ columns.double().T
+    wanted = sums * (scales[:, None] * column_scales[None, :]).double() + bias
+    assert ((out - wanted).abs() <= 5e-7 * (wanted.abs() + bias.abs())).all()
+    for count in range(1, 7):
+        part = multiply(cpu_kernels, EncodedRows(cpu_kernels, x[-count:], torch.int8), matrix)
+        assert torch.equal(part, out[-count:])
 
 
 @pytest.mark.parametrize("isa", [*NATIVE, *EMULATED])

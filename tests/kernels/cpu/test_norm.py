@@ -6,9 +6,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from support.cpu_kernels import EMULATED, NATIVE, kernels_of
+from support.cpu_kernels import EMULATED, NATIVE, decode_int8, kernels_of
 from taco_kernels.cpu.elementwise import NORM_KINDS, norm_rows
+from taco_kernels.cpu.matmul import EncodedRows
 from taco_kernels.library import CpuKernels
+from taco_kernels.reference.linear import quantize_activations
 from taco_kernels.reference.norm import layer_norm, rms_norm
 
 SIZES = [1, 16, 17, 63, 64, 100, 896]
@@ -38,15 +40,6 @@ def test_norms_agree_with_the_reference(cpu_kernels: CpuKernels, size: int) -> N
     torch.testing.assert_close(layer, layer_norm(x, weight, bias, 1e-5), rtol=1e-5, atol=2e-6)
 
 
-def decode(operands: Tensor, scales: Tensor, kernels: CpuKernels) -> Tensor:
-    """Decodes int8 operands; see `encode_quad` of the instruction sets."""
-    if operands.dtype == torch.int16:  # four in the order 0, 2, 1, 3
-        operands = operands.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].flatten(1)
-    elif kernels.isa.endswith(("avx512", "avx512_bf16")):  # unsigned, 128 encodes 0
-        operands = operands.view(torch.uint8).int() - 128
-    return operands.float() * scales.unsqueeze(1)
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_operands_are_those_of_the_float_norm(
@@ -60,10 +53,12 @@ def test_operands_are_those_of_the_float_norm(
     assert torch.equal(operands[:, :size], floats.to(operands.dtype))
     assert not operands[:, size:].any()
 
-    operands, scales = norm_rows(cpu_kernels, kind, *arguments, torch.int8)
-    greatest = floats.abs().amax(-1)
-    assert torch.equal(scales, torch.where(greatest > 0, greatest / 127, 1.0))
-    numbers = decode(operands, scales, cpu_kernels)
+    operands, row_scales = norm_rows(cpu_kernels, kind, *arguments, torch.int8)
+    scales = row_scales.scales
+    assert torch.equal(scales, quantize_activations(floats)[1])
+    numbers = decode_int8(operands, cpu_kernels)
+    numbers[:, :size] += row_scales.high_parts(size)
+    numbers *= scales.unsqueeze(1)
     error = (numbers[:, :size] - floats).abs().amax(-1)
     assert (error <= 0.5001 * scales).all()
     assert not numbers[:, size:].any()
@@ -72,8 +67,25 @@ def test_operands_are_those_of_the_float_norm(
 def test_a_row_of_zeros_has_a_scale_and_no_nan(cpu_kernels: CpuKernels) -> None:
     x, weight = torch.zeros(2, 70), torch.ones(70)
     operands, scales = norm_rows(cpu_kernels, "rms", x, weight, None, 1e-6, torch.int8)
-    assert torch.equal(scales, torch.ones(2))
-    assert not decode(operands, scales, cpu_kernels).any()
+    assert torch.equal(scales.scales, torch.ones(2))
+    assert not decode_int8(operands, cpu_kernels).any()
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_outliers_are_those_of_the_float_norm(cpu_kernels: CpuKernels, kind: str) -> None:
+    x, weight, bias = tensors(330)
+    weight[3], weight[100:104], weight[329] = 90, -64, 70
+    arguments = (x, weight, bias if kind == "layer" else None, 1e-6)
+    floats, _ = norm_rows(cpu_kernels, kind, *arguments)
+    wanted = EncodedRows(cpu_kernels, floats, torch.int8)
+
+    operands, row_scales = norm_rows(cpu_kernels, kind, *arguments, torch.int8)
+
+    assert wanted.row_scales is not None
+    assert row_scales.num_outliers.max() > 2
+    assert torch.equal(operands, wanted.data)
+    assert torch.equal(row_scales.scales, wanted.row_scales.scales)
+    assert torch.equal(row_scales.high_parts(330), wanted.row_scales.high_parts(330))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -89,7 +101,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(
         )
         assert torch.equal(alone[0], together[i])
         if dtype == torch.int8:
-            assert torch.equal(scale[0], scales[i])
+            assert torch.equal(scale.scales[0], scales.scales[i])
 
 
 def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:

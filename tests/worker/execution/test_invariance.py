@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import make_checkpoint
+from support.checkpoints import make_checkpoint, plant_outliers
 from support.models import kernels_for
 from support.plans import GREEDY, Join, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
@@ -34,7 +34,8 @@ pytestmark = pytest.mark.parametrize("kind", TYPES)
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), num_hidden_layers=3)
+    path = make_checkpoint(tmp_path_factory.mktemp("model"), num_hidden_layers=3)
+    return plant_outliers(path)  # int8 rows with and without outliers
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from support.checkpoints import make_checkpoint
+from support.checkpoints import make_checkpoint, plant_outliers
 from support.drafters import KnowingDrafter
 from support.engine_driver import make_request
 from support.every_draft import verify_every_draft
@@ -163,7 +163,7 @@ async def test_every_recipe_on_the_cpu_kernels(
 async def test_other_number_formats(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_checkpoint(tmp_path / "model")
+    path = plant_outliers(make_checkpoint(tmp_path / "model"))
     model: dict[str, Any] = {"dtype": "float32"} if kind == "float32" else {"quantization": "int8"}
     wanted = config(path, **model)
     if kind == "int8":

@@ -86,7 +86,8 @@ private:
                               : type_ == DType::bf16 ? taco_pool_bf16_operand_bytes(pool)
                                                      : taco_pool_int8_operand_bytes(pool);
         Bytes operands(count * stride * bytes);
-        Floats scales(static_cast<size_t>(count)), out(static_cast<size_t>(count * HIDDEN));
+        std::vector<RowScale> scales(static_cast<size_t>(count));
+        Floats out(static_cast<size_t>(count * HIDDEN));
         taco_encode_rows(pool, int32_t(type_), count, HIDDEN, x_.data() + first * HIDDEN, HIDDEN,
                          operands.data(), scales.data());
         std::vector<Matrix> gate_up, down;

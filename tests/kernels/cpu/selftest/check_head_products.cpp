@@ -57,7 +57,8 @@ private:
     Floats multiply(TacoPool* pool, int64_t first, int64_t count) {
         const int64_t groups = shape_.num_heads * count;
         Bytes operands(groups * padded_k(type_, shape_.k) * operand_bytes());
-        Floats scales(size_t(groups), 0), out(size_t(count * out_stride()), BEFORE);
+        std::vector<RowScale> scales(static_cast<size_t>(groups));
+        Floats out(size_t(count * out_stride()), BEFORE);
         HeadProduct product = {};
         product.num_heads = shape_.num_heads;
         product.count = count;

@@ -12,17 +12,39 @@ float int8_scale(const float* numbers, int64_t count) {
     return greatest == 0 ? 1 : greatest / 127;
 }
 
-}  // namespace
+// As matmul/encode_int8.h describes it.
+float scale_beside_outliers(const float* numbers, int64_t count) {
+    Floats magnitudes;
+    float sum = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        magnitudes.push_back(std::fabs(numbers[i]));
+        sum += magnitudes.back();
+    }
+    std::sort(magnitudes.rbegin(), magnitudes.rend());
+    size_t outliers = 0;
+    while (outliers < MAX_OUTLIERS && outliers < magnitudes.size() &&
+           magnitudes[outliers] > 8 * sum / float(count)) {
+        ++outliers;
+    }
+    if (outliers == 0) return int8_scale(numbers, count);
+    const float others = outliers < magnitudes.size() ? magnitudes[outliers] : 0;
+    return std::max(others / 127, magnitudes[0] / (127 * OUTLIER_STEP));
+}
 
-Doubles as_operands(DType type, const float* row, int64_t k) {
+Doubles rounded(DType type, const float* row, int64_t k, float scale) {
     Doubles out(row, row + k);
     if (type == DType::bf16) {
         for (double& x : out) x = from_bf16(to_bf16(float(x)));
     } else if (type == DType::i8) {
-        const float scale = int8_scale(row, k);
         for (double& x : out) x = double(std::nearbyint(float(x) / scale)) * scale;
     }
     return out;
+}
+
+}  // namespace
+
+Doubles as_operands(DType type, const float* row, int64_t k) {
+    return rounded(type, row, k, scale_beside_outliers(row, k));
 }
 
 Packed::Packed(TacoPool* pool, Random& random, DType type, int64_t n, int64_t k, bool has_bias,
@@ -30,7 +52,8 @@ Packed::Packed(TacoPool* pool, Random& random, DType type, int64_t n, int64_t k,
     : is_gated_(is_gated), data_(0) {
     const Floats source = random.normal(n * k, type == DType::bf16), bias = random.normal(n);
     for (int64_t row = 0; row < n; ++row) {
-        const Doubles kept = as_operands(type, source.data() + row * k, k);
+        const float* weights = source.data() + row * k;
+        const Doubles kept = rounded(type, weights, k, int8_scale(weights, k));
         weights_.insert(weights_.end(), kept.begin(), kept.end());
         bias_.push_back(has_bias ? double(bias[size_t(row)]) : 0);
     }

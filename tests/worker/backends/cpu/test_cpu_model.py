@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.checkpoints import make_checkpoint
+from support.checkpoints import make_checkpoint, plant_outliers
 from support.cpu_kernels import EMULATED, NATIVE
 from support.models import load_step_model
 from support.paged import PagedRunner
@@ -45,6 +45,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
         "word_embed_proj_dim": 40,
     },
     "gpt2": {"architecture": "GPT2LMHeadModel"},
+    "outliers": {"architecture": "LlamaForCausalLM"},
 }
 # Stored format of a model, and the allowed mean deviation of its logits from float32.
 TYPES: dict[str, tuple[dict[str, str], float]] = {
@@ -66,7 +67,8 @@ def isa(request: pytest.FixtureRequest) -> str:
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     # The weights are exact in both types: only the computation differs.
-    return make_checkpoint(path, dtype=torch.bfloat16, **ARCHITECTURES[request.param])  # type: ignore[arg-type]
+    make_checkpoint(path, dtype=torch.bfloat16, **ARCHITECTURES[request.param])  # type: ignore[arg-type]
+    return plant_outliers(path) if request.param == "outliers" else path
 
 
 @cache

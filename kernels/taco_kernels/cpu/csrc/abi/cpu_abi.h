@@ -38,11 +38,12 @@ struct Matrix;
 struct Packing;
 struct PartialSum;
 struct Product;
+struct RowScale;
 struct Rows;
 struct TokenMasks;
 TACO_API void taco_pack(TacoPool* pool, const Packing* packing);
 TACO_API void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k,
-                               const float* rows, int64_t stride, void* out, float* scales);
+                               const float* rows, int64_t stride, void* out, RowScale* scales);
 TACO_API void taco_multiply(TacoPool* pool, const Product* product);
 TACO_API void taco_multiply_heads(TacoPool* pool, const HeadProduct* product);
 TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix,

@@ -9,7 +9,7 @@ void taco_pack(TacoPool* pool, const Packing* packing) {
 }
 
 void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k, const float* rows,
-                      int64_t stride, void* out, float* scales) {
+                      int64_t stride, void* out, RowScale* scales) {
     pool->threads.run([&](Thread& thread) {
         pool->kernels.encode_rows(thread, DType(type), count, k, rows, stride, out, scales);
     });

@@ -43,9 +43,9 @@ struct Kernels {
     int64_t bf16_operand_bytes, int8_operand_bytes;
 
     // Encodes float rows [count, k] with `stride` as operands of a matrix of `type`; out is [count,
-    // padded_k], scales [count] for int8 (max |x| / 127, 1 for a row of zeros).
+    // padded_k], scales [count] for int8 (matmul/encode_int8.h).
     void (*encode_rows)(Thread&, DType type, int64_t count, int64_t k, const float* rows,
-                        int64_t stride, void* out, float* scales);
+                        int64_t stride, void* out, RowScale* scales);
     void (*multiply)(Thread&, const Product&);
     void (*multiply_heads)(Thread&, const HeadProduct&);
     void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);

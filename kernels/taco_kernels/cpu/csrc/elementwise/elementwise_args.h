@@ -3,7 +3,7 @@
 // of the C ABI.
 #pragma once
 
-#include "runtime/types.h"
+#include "matmul/matrix.h"
 
 struct NormRows {
     NormKind kind;
@@ -18,7 +18,7 @@ struct NormRows {
     DType type;             // of the matrix that multiplies the rows: type of `out`
     void* out;              // [count, out_stride], as the operands of `type`; of several groups f32
     int64_t out_stride;
-    float* scales;  // [count], int8 only
+    RowScale* scales;  // [count], int8 only
 };
 
 // How the heads of a row are rotated.

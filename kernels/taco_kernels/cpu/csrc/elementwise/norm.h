@@ -107,28 +107,16 @@ inline void encode_bf16_norm(const NormedRow& norm, int64_t size, Bf16Operand* o
     }
 }
 
-// Writes the norm of a row as int8 operands: one pass for the scale and one for the numbers, which
-// is cheaper than storing a row of floats.
-inline void encode_i8_norm(const NormedRow& norm, int64_t size, Int8Operand* out, float* scale) {
-    F32 greatest = zero();
-    norm.each([&](int64_t, F32 v, int64_t) { greatest = max(abs(v), greatest); });
-    *scale = int8_scale(reduce_max(greatest));
-    const F32 divisor = set1(*scale);
-    norm.each([=](int64_t i, F32 v, int64_t) { store_i8_operand(out + i, div(v, divisor)); });
-    for (int64_t i = round_up(size, LANES); i < padded_k(DType::i8, size); i += LANES) {
-        store_i8_operand(out + i, zero());
-    }
-}
-
 // Writes the norm of a row as padded_k(type, size) operands of a matrix of `type`, and a scale for
 // int8.
 inline void norm_row_encoded(NormKind kind, const float* row, int64_t size, const float* weight,
-                             const float* bias, float eps, DType type, void* out, float* scale) {
+                             const float* bias, float eps, DType type, void* out, RowScale* scale) {
     const NormedRow norm(kind, row, size, weight, bias, eps);
     switch (type) {
         case DType::f32: store_norm(norm, static_cast<float*>(out)); break;
         case DType::bf16: encode_bf16_norm(norm, size, static_cast<Bf16Operand*>(out)); break;
-        case DType::i8: encode_i8_norm(norm, size, static_cast<Int8Operand*>(out), scale); break;
+        // Its values are computed twice, which is cheaper than storing a row of floats.
+        case DType::i8: encode_i8_row(norm, size, static_cast<Int8Operand*>(out), *scale); break;
     }
 }
 

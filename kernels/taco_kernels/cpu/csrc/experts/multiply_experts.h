@@ -15,11 +15,11 @@ namespace TACO_ISA {
 struct ExpertScratch {
     ExpertOrder order;
     // Rows in the order of `order.pairs`:
-    char* operands;        // of gate_up, [num_pairs, rows.stride]
-    float* scales;         // of int8 operands
-    char* inner;           // gate_up's results: operands of `down` if it is bf16, else floats
-    char* inner_operands;  // int8 only
-    float* inner_scales;   // int8 only
+    char* operands;          // of gate_up, [num_pairs, rows.stride]
+    RowScale* scales;        // of int8 operands
+    char* inner;             // gate_up's results: operands of `down` if it is bf16, else floats
+    char* inner_operands;    // int8 only
+    RowScale* inner_scales;  // int8 only
     // By the pair's number:
     float* outputs;  // [num_pairs, output_stride], of `down`
     int64_t inner_stride, output_stride;
@@ -32,10 +32,10 @@ struct ExpertScratch {
         inner_stride = padded_k(down.type, down.k);
         output_stride = round_up(down.n, PANEL);
         operands = arena.take<char>(pairs * product.rows.stride * operand_bytes(gate_up.type));
-        scales = arena.take<float>(gate_up.type == DType::i8 ? pairs : 0);
+        scales = arena.take<RowScale>(gate_up.type == DType::i8 ? pairs : 0);
         inner = arena.take<char>(pairs * inner_stride * inner_bytes(down.type));
         inner_operands = arena.take<char>(is_i8 ? pairs * inner_stride * sizeof(Int8Operand) : 0);
-        inner_scales = arena.take<float>(is_i8 ? pairs : 0);
+        inner_scales = arena.take<RowScale>(is_i8 ? pairs : 0);
         outputs = arena.take<float>(pairs * output_stride);
     }
 

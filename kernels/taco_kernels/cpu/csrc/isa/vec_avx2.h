@@ -226,6 +226,15 @@ inline QuadPart load_quads(const int8_t* row, int part) {
     if (part == 0) return {{even(low), even(high)}};
     return {{odd(low), odd(high)}};
 }
+// Byte `index` of each quad of a row.
+inline F32 load_byte_of_quads(const int8_t* row, int64_t index) {
+    const __m256i shifts = _mm256_set1_epi32(int(24 - 8 * index));
+    const auto half = [&](const int8_t* p) {
+        const __m256i quads = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sllv_epi32(quads, shifts), 24));
+    };
+    return {half(row), half(row + 32)};
+}
 // sum + the products at the part's k; exact.
 inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int part) {
     int32_t pair;

@@ -206,6 +206,12 @@ struct QuadPart {
     __m512i v;
 };
 inline QuadPart load_quads(const int8_t* row, int) { return {_mm512_loadu_si512(row)}; }
+// Byte `index` of each quad of a row.
+inline F32 load_byte_of_quads(const int8_t* row, int64_t index) {
+    const __m512i upper =
+        _mm512_sllv_epi32(_mm512_loadu_si512(row), _mm512_set1_epi32(int(24 - 8 * index)));
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(upper, 24))};
+}
 #ifndef __AMX_INT8__
 inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int) {
     int32_t quad;

@@ -201,6 +201,9 @@ struct QuadPart {
     const int8_t* row;
 };
 inline QuadPart load_quads(const int8_t* row, int) { return {row}; }
+inline F32 load_byte_of_quads(const int8_t* row, int64_t index) {
+    return each([=](int i) { return float(row[4 * i + index]); });
+}
 inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int) {
     for (int i = 0; i < LANES; ++i) {
         for (int k = 0; k < 4; ++k) sum.v[i] += int32_t(row.row[4 * i + k]) * a[k];

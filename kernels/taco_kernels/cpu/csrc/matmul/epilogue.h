@@ -4,15 +4,32 @@
 #include "isa/partial_vectors.h"
 #include "isa/vector_math.h"
 #include "matmul/block.h"
+#include "matmul/panel_steps.h"
 
 namespace TACO_ISA {
 
 static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
 
+// The products of a row's outliers with a panel's columns, in units of OUTLIER_STEP. Exact: at most
+// MAX_OUTLIERS products of whole numbers up to 128.
+inline F32 outlier_sums(const RowScale& scale, const Matrix& matrix, int64_t panel) {
+    const auto* weights = static_cast<const int8_t*>(matrix.panel(panel));
+    constexpr int64_t GROUP = k_group(DType::i8);
+    F32 sums = zero();
+    for (int32_t i = 0; i < scale.num_outliers; ++i) {
+        const Outlier& outlier = scale.outliers[i];
+        const F32 columns =
+            load_byte_of_quads(weights + outlier.k / GROUP * STEP_BYTES, outlier.k % GROUP);
+        sums = fma(set1(outlier.high), columns, sums);
+    }
+    return sums;
+}
+
 // The sums of a block as floats, sixteen columns at a time, with scales and bias applied.
 class BlockValues {
 public:
-    BlockValues(const Matrix& matrix, const float* row_scales, const Block& block, const void* sums)
+    BlockValues(const Matrix& matrix, const RowScale* row_scales, const Block& block,
+                const void* sums)
         : matrix_(matrix), row_scales_(row_scales), block_(block), sums_(sums) {}
 
     // Row and panel are counted from the first of the rows and of the matrix.
@@ -26,8 +43,13 @@ public:
             if constexpr (INT8_OFFSET != 0) {
                 sum = sub(sum, shift_left<7>(load_i32(matrix_.column_sums + column)));
             }
-            const F32 scale = mul(set1(row_scales_[row]), load(matrix_.scales + column));
-            value = mul(to_float(sum), scale);
+            value = to_float(sum);
+            const RowScale& row_scale = row_scales_[row];
+            if (row_scale.num_outliers) {
+                const F32 high = outlier_sums(row_scale, matrix_, panel);
+                value = fma(high, set1(OUTLIER_STEP), value);
+            }
+            value = mul(value, mul(set1(row_scale.scale), load(matrix_.scales + column)));
         } else {
             value = load(static_cast<const float*>(sums_) + index * PANEL);
         }
@@ -36,7 +58,7 @@ public:
 
 private:
     const Matrix& matrix_;
-    const float* row_scales_;
+    const RowScale* row_scales_;
     const Block& block_;
     const void* sums_;
 };

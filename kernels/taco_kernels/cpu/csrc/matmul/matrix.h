@@ -46,14 +46,33 @@ enum class Epilogue : int32_t {
     gate_mul = 2,  // out[i] = act(gate[i]) * up[i] of a gated pair; out has n / 2 columns
 };
 
+// One value of a row of int8 operands that needs 16 bits: its operand is `x / scale` less
+// OUTLIER_STEP * high.
+struct Outlier {
+    int32_t k;
+    float high;  // whole, from -127 to 127
+};
+
+// Values of a row that may be outliers.
+constexpr int MAX_OUTLIERS = 16;
+// Operands are whole numbers from -127 to 127, so the next multiple of this is never further away.
+constexpr float OUTLIER_STEP = 254;
+
+// What a row's int8 operands are multiplied with, and the values above their range.
+struct RowScale {
+    float scale;
+    int32_t num_outliers;
+    Outlier outliers[MAX_OUTLIERS];  // the first num_outliers, by rising k
+};
+
 // Rows of activations as operands. For a matrix of type f32: float. For bf16: the instruction set's
-// Bf16Operand. For int8: its Int8Operand with one scale per row. k is padded to padded_k with zeros
-// (int8: with the encoding of zero).
+// Bf16Operand. For int8: its Int8Operand with a RowScale per row. k is padded to padded_k with
+// zeros (int8: with the encoding of zero).
 struct Rows {
     int64_t count;
     const void* data;
-    int64_t stride;       // items from one row to the next, at least padded_k
-    const float* scales;  // int8 only, [count]
+    int64_t stride;          // items from one row to the next, at least padded_k
+    const RowScale* scales;  // int8 only, [count]
 };
 
 struct Product {
@@ -74,10 +93,10 @@ struct HeadProduct {
     int64_t num_heads, count;
     const float* x;  // [count] rows; a head's columns begin `x_head_stride` after the last one's
     int64_t x_stride, x_head_stride;
-    Matrix matrix;   // of the first head, without a bias; the others follow, each in whole panels
-    void* operands;  // [num_heads, count, padded_k], the kernel's own, unless the matrix is f32
-    float* scales;   // int8 only, [num_heads, count], the kernel's own
-    float* out;      // [count] rows of heads of `matrix.n` columns
+    Matrix matrix;     // of the first head, without a bias; the others follow, each in whole panels
+    void* operands;    // [num_heads, count, padded_k], the kernel's own, unless the matrix is f32
+    RowScale* scales;  // int8 only, [num_heads, count], the kernel's own
+    float* out;        // [count] rows of heads of `matrix.n` columns
     int64_t out_stride, out_head_stride;
 };
 

@@ -14,7 +14,7 @@ inline int64_t logits_bytes(const Program& program, const Logits& logits) {
 
 // Encodes `count` float rows as operands of `matrix`. Floats need no encoding.
 inline Rows encode(Thread& thread, const Matrix& matrix, int64_t count, const float* rows,
-                   int64_t stride, void* operands, float* scales) {
+                   int64_t stride, void* operands, RowScale* scales) {
     if (matrix.type == DType::f32) return {count, rows, stride, nullptr};
     kernels().encode_rows(thread, matrix.type, count, matrix.k, rows, stride, operands, scales);
     return {count, operands, padded_k(matrix.type, matrix.k), scales};

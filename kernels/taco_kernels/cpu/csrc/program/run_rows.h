@@ -99,7 +99,7 @@ private:
     float* floats_of(const Columns& columns, int64_t row) const {
         return reinterpret_cast<float*>(bytes_of(columns, row)) + columns.start;
     }
-    float* scale_of(const Columns& columns, int64_t row) const {
+    RowScale* scale_of(const Columns& columns, int64_t row) const {
         const bool is_local = program_.buffers[columns.buffer].is_local;
         return buffers_[columns.buffer].scales + (is_local ? row : begin_ + row);
     }

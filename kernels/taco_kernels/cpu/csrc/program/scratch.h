@@ -44,7 +44,7 @@ constexpr int64_t row_stride(int64_t floats) { return round_up(floats, 16); }
 struct RowBuffer {
     char* data;
     int64_t stride;  // bytes
-    float* scales;
+    RowScale* scales;
 
     char* row(int64_t index) const { return data + index * stride; }
     float* floats(int64_t index) const { return reinterpret_cast<float*>(row(index)); }
@@ -87,14 +87,14 @@ private:
         const int64_t stride = row_bytes(buffer, bytes);
         char* data = static_cast<char*>(arena.take_bytes(rows * stride));
         return {data, stride,
-                arena.take<float>(buffer.type == DType::i8 ? rows * buffer.num_groups : 0)};
+                arena.take<RowScale>(buffer.type == DType::i8 ? rows * buffer.num_groups : 0)};
     }
 };
 
 struct LogitsScratch {
-    float* embedded;  // [a chunk, embedded_stride], hidden states of the embeddings' width
-    void* operands;   // [a chunk]
-    float* scales;    // [a chunk]
+    float* embedded;   // [a chunk, embedded_stride], hidden states of the embeddings' width
+    void* operands;    // [a chunk]
+    RowScale* scales;  // [a chunk]
     std::atomic<uint64_t>* ranks;  // [a chunk], of the most likely tokens
     PartialSum* sums;  // [a chunk, num_partial_sums] where log probabilities are wanted, else none
     int64_t embedded_stride;
@@ -106,7 +106,7 @@ struct LogitsScratch {
         embedded = arena.take<float>(program.embed_out.data ? chunk * embedded_stride : 0);
         operands =
             arena.take_bytes(chunk * std::max(bytes.row(lm_head), bytes.row(program.embed_out)));
-        scales = arena.take<float>(chunk);
+        scales = arena.take<RowScale>(chunk);
         ranks = arena.take<std::atomic<uint64_t>>(chunk);
         sums = arena.take<PartialSum>(logits.logprobs ? chunk * num_partial_sums(lm_head.n) : 0);
     }
