@@ -1,6 +1,7 @@
 """The formats of the served model, and the parser options of its requests."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from taco_gateway.text.grammar.answer_rules import (
@@ -15,7 +16,11 @@ from taco_gateway.text.response.formats import ReasoningFormat, ToolFormat
 from taco_gateway.text.response.marker_tokens import MarkerTokens
 from taco_gateway.text.response.plugins import Reasoning, Tools, load_reasoning, load_tools
 from taco_gateway.text.response.response_parser import ParserOptions
-from taco_gateway.text.response.response_template import reasoning_format, tool_format
+from taco_gateway.text.response.response_template import (
+    ContentMarkerError,
+    reasoning_format,
+    tool_format,
+)
 from taco_gateway.text.response.template_patterns import TemplateError
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError, InvalidParameterError
@@ -52,12 +57,24 @@ class ResponseFormats:
         tools: dict[str, Tools] = {**TOOL_FORMATS}
         if tool_plugin is not None:
             tools |= load_tools(tool_plugin)
-        self._tools = _chosen("--tool-call-parser", tools, tool_parser, tool_format, template)
+        hidden = frozenset[str]()
+        if tokenizer is not None:
+            special = tokenizer.special_ids
+            hidden = frozenset(
+                t for t, number in tokenizer.added_tokens.items() if number in special
+            )
+        self._tools = _chosen(
+            "--tool-call-parser", tools, tool_parser, partial(tool_format, hidden=hidden), template
+        )
         reasoning: dict[str, Reasoning] = {**REASONING_FORMATS}
         if reasoning_plugin is not None:
             reasoning |= load_reasoning(reasoning_plugin)
         self._reasoning = _chosen(
-            "--reasoning-parser", reasoning, reasoning_parser, reasoning_format, template
+            "--reasoning-parser",
+            reasoning,
+            reasoning_parser,
+            partial(reasoning_format, hidden=hidden),
+            template,
         )
         self._markers: dict[bool, MarkerTokens] = {}
 
@@ -248,6 +265,12 @@ def _chosen(
             )
         try:
             return from_template(template)
+        except ContentMarkerError as error:
+            plugin = "--tool-parser-plugin" if "tool" in flag else "--reasoning-parser-plugin"
+            raise ConfigurationError(
+                f"{flag} auto: the checkpoint's response_template cannot be used: {error}; leave "
+                f"{flag} out, or pass {plugin} FILE with a class that removes it (docs/tools.md)"
+            ) from None
         except TemplateError as error:
             raise ConfigurationError(
                 f"{flag} auto: the checkpoint's response_template cannot be used: {error}; choose "

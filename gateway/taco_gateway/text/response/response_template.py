@@ -5,7 +5,7 @@ A response template is Hugging Face's description of a model's answers, version 
 description can say is an error, never a guess.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import permutations
 from typing import Any
 
@@ -25,6 +25,11 @@ from taco_gateway.text.response.template_patterns import (
     sequences,
 )
 
+
+class ContentMarkerError(TemplateError):
+    """The content has markers that only a class of a plug-in can remove."""
+
+
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _TEMPLATE_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 _FIELD_KEYS = {
@@ -34,13 +39,16 @@ _FIELD_KEYS = {
 _FUNCTION = "transform.function"
 
 
-def tool_format(template: Mapping[str, Any]) -> ToolFormat:
+def tool_format(template: Mapping[str, Any], hidden: Collection[str] = ()) -> ToolFormat:
     """The description of the tool calls.
+
+    Args:
+        hidden: special tokens, which the text of an answer does not show.
 
     Raises:
         TemplateError: the template has none, is invalid, or says what a description cannot say.
     """
-    field = _fields(template).get("tool_calls")
+    field = _fields(template, hidden).get("tool_calls")
     if field is None:
         raise TemplateError("it describes no tool_calls")
     match field.content:
@@ -51,13 +59,16 @@ def tool_format(template: Mapping[str, Any]) -> ToolFormat:
     raise field.error(f"the content {field.content!r} cannot be streamed as calls")
 
 
-def reasoning_format(template: Mapping[str, Any]) -> ReasoningFormat:
+def reasoning_format(template: Mapping[str, Any], hidden: Collection[str] = ()) -> ReasoningFormat:
     """The description of the reasoning.
+
+    Args:
+        hidden: special tokens, which the text of an answer does not show.
 
     Raises:
         TemplateError: the template has none, is invalid, or says what a description cannot say.
     """
-    fields = _fields(template)
+    fields = _fields(template, hidden)
     field = next((fields[name] for name in _REASONING_FIELDS if name in fields), None)
     if field is None:
         raise TemplateError(f"it describes no reasoning: no field {', '.join(_REASONING_FIELDS)}")
@@ -127,7 +138,7 @@ class _Field:
         return tuple(text.lstrip() or text for text in self.markers(self.sequences("close")))
 
 
-def _fields(template: Mapping[str, Any]) -> dict[str, _Field]:
+def _fields(template: Mapping[str, Any], hidden: Collection[str]) -> dict[str, _Field]:
     if not isinstance(template, Mapping):
         raise TemplateError("it is not an object")
     if template.get("version", 1) != 1:
@@ -144,9 +155,19 @@ def _fields(template: Mapping[str, Any]) -> dict[str, _Field]:
         if name not in ("content", "tool_calls", *_REASONING_FIELDS):
             raise TemplateError(f"fields.{name}: an answer has no such part")
         read[name] = _Field(name, spec)
-    if "content" in read and read["content"].sequences("open"):
-        raise TemplateError("fields.content: markers that open the content are not supported")
+    if "content" in read:
+        _check_content(read["content"], hidden)
     return read
+
+
+def _check_content(field: _Field, hidden: Collection[str]) -> None:
+    """Raises TemplateError if markers of the content would be seen in it."""
+    opens = field.sequences("open")
+    shown = [marker for marker in opens if len(marker) != 1 or marker[0] not in hidden]
+    if opens and shown:
+        raise ContentMarkerError(
+            "fields.content: what opens the content is no special token, so it would be seen"
+        )
 
 
 def _check_keys(place: str, given: Mapping[str, Any], known: set[str]) -> None:

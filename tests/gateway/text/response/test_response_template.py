@@ -89,7 +89,7 @@ def test_reasoning() -> None:
         ({"fields": {"content": {"x": 1}}}, "fields.content.x is unknown"),
         (template(citations={}), "fields.citations: an answer has no such part"),
         (template(content={}), "no tool_calls"),
-        (template(content={"open": "<a>"}), "open the content"),
+        (template(content={"open": "<a>"}), "what opens the content is no special token"),
         (calls(), "open is not a marker and"),
         (calls(open="<a>"), "open is not a marker and"),
         (calls(open="<a>", open_pattern="<a>"), "exclude each other"),
