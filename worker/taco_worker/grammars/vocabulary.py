@@ -65,10 +65,15 @@ def load_vocabulary(
             "structured output needs an end-of-sequence token, and this model has none"
         )
     path = directory / _FILE
-    text = path.read_text() if mode != "mistral" and path.is_file() else _converted(directory, mode)
     try:
+        is_read = mode != "mistral" and path.is_file()
+        text = path.read_text(encoding="utf-8") if is_read else _converted(directory, mode)
+        if not text.lstrip().startswith("{"):  # llguidance would take it for a file's path
+            raise ValueError(f"{_FILE} is not a JSON object")
         return LLTokenizer(text, n_vocab=None, eos_token=known)
-    except Exception as error:
+    except (GrammarError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics, too
         first = str(error).partition("\n")[0]
         raise GrammarError(
             f"structured output cannot use this model's tokenizer: {first}"
