@@ -174,12 +174,16 @@ class Replica:
         request.replica = self
         request.accepted = True
         for sequence in request.unfinished:
-            self.grammars.add(sequence)
+            self.add(sequence)
             if sequence.status is Status.WAITING:
                 num_missing = self.num_missing_tokens(sequence) if is_choice else None
                 self.waiting.push(sequence, num_missing)
                 if is_choice:
                     self._pending_prefixes.add(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """Record a new sequence of a request that is attached here, until it is released."""
+        self.grammars.add(sequence)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a sequence of a request that is attached here."""

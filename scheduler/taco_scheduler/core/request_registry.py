@@ -156,13 +156,17 @@ class RequestRegistry:
 
     def replace_sequences(self, request: Request, sequences: list[Sequence]) -> None:
         """Give a request the beams of its next step, and free those that do not continue."""
-        kept = set(sequences)
-        ended = [sequence for sequence in request.sequences if sequence not in kept]
-        self.num_sequences += len(sequences) - len(request.sequences)
+        before, after = set(request.sequences), set(sequences)
+        new = [sequence for sequence in sequences if sequence not in before]
+        ended = [sequence for sequence in request.sequences if sequence not in after]
+        self.num_sequences += len(new) - len(ended)
         request.sequences = sequences
-        for sequence in ended:
-            if request.replica is not None:
+        if request.replica is not None:
+            for sequence in new:
+                request.replica.add(sequence)
+            for sequence in ended:
                 request.replica.release(sequence)
+        for sequence in ended:
             sequence.status = Status.FINISHED
 
     def reject(self, request: Request, rejection: RejectedError) -> None:

@@ -59,6 +59,9 @@ class AssignedReplica(Protocol):
     def release(self, sequence: "Sequence") -> None:
         """Free a sequence's slot and blocks; its outputs in flight have no owner then."""
 
+    def add(self, sequence: "Sequence") -> None:
+        """Record a new sequence of a request that is attached there; `release` is to come."""
+
     def enqueue(self, sequence: "Sequence") -> None:
         """Queue a sequence there."""
 

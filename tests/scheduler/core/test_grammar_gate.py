@@ -1,9 +1,13 @@
 """Sequences with a grammar: the prompt runs while the worker compiles, sampling waits."""
 
+from typing import Any
+
 import pytest
 
-from support.engine_driver import Driver
-from taco_proto.grammars import Grammar, GrammarReady
+from support.beam_schedule import expected_answer
+from support.engine_driver import Driver, make_request
+from taco_proto.grammars import Grammar, GrammarCommand, GrammarReady
+from taco_scheduler.core import request_registry
 
 GRAMMAR = Grammar.of("start: /a+/")
 OTHER = Grammar.of("start: /b+/")
@@ -113,3 +117,37 @@ def test_a_grammar_released_and_used_again_is_compiled_again() -> None:
         ready(d, GRAMMAR)
         run(d)
         assert len(d.got.tokens[handle, 0]) == 1
+
+
+@pytest.mark.parametrize("end", ["answer", "cancel", "disconnect", "lose"])
+def test_beams_that_fork_are_users_of_their_grammar(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such requests are rejected, but the count of users must not depend on that."""
+    monkeypatch.setattr(request_registry, "check_message", lambda message: None)
+    d = Driver()
+    gate = d.attach().replica.grammars
+    prompt = [7, 8, 9, 10, 11, 12]
+    beams: dict[str, Any] = {"use_beam_search": True, "n": 4, "max_tokens": 9}
+    d.submit(0, prompt, grammar=GRAMMAR, **beams)
+    d.compile_grammars()
+    for _ in range(4):
+        d.step()
+        assert gate.take_command() is None
+    assert d.engine.num_running + d.engine.num_waiting == 4, "no beam has forked"
+    match end:
+        case "cancel":
+            d.engine.cancel(d.client, 0)
+        case "disconnect":
+            d.engine.disconnect(d.client)
+        case "lose":
+            gate = d.attach().replica.grammars
+            d.lose_worker()
+            d.compile_grammars()
+    d.run()
+    if end in ("answer", "lose"):
+        answer = expected_answer(prompt, make_request(0, prompt, **beams).sampling, d.info)
+        assert [d.got.tokens[0, index] for index in range(4)] == [text for text, _, _ in answer]
+    assert gate.take_command() == GrammarCommand((), (GRAMMAR.hash,))
+    assert d.engine.num_requests == d.engine.num_waiting == d.engine.num_running == 0
+    assert d.engine.num_free_blocks == d.engine.num_blocks
