@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
+from taco_gateway.protocol.tool_choice import ToolChoice, read_function_call, read_tool_choice
 from taco_gateway.text.grammar.answer_rules import CallableTool, Enforcement
 from taco_proto.errors import InvalidParameterError
 
@@ -42,7 +43,8 @@ class ToolFields(BaseModel):
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Any = Field(
         default=None,
-        description="`none`, `auto`, `required`, or an object that names a function",
+        description="`none`, `auto`, `required`, or an object that names a function or lists "
+        "`allowed_tools`",
     )
     functions: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
     function_call: Any = Field(default=None, description="`none`, `auto`, or `{name}`")
@@ -75,23 +77,13 @@ class ToolFields(BaseModel):
                     f"{self._tools_name}: two functions have the name {name!r}.", self._tools_name
                 )
             names.add(name)
-        for field, has_tools in (("tool_choice", self.tools), ("function_call", self.functions)):
-            self._check_choice(field, getattr(self, field), names if has_tools else set())
+        choices = {
+            "tool_choice": (read_tool_choice(self.tool_choice), self.tools),
+            "function_call": (read_function_call(self.function_call), self.functions),
+        }
+        for field, (choice, tools) in choices.items():
+            choice.check(field, names if tools else set())
         return self
-
-    def _check_choice(self, field: str, choice: Any, names: set[str]) -> None:
-        if choice in (None, "none", "auto"):
-            return
-        name = _chosen_name(field, choice)
-        if not name and (choice != "required" or field == "function_call"):
-            allowed = "'none', 'auto'" if field == "function_call" else "'none', 'auto', 'required'"
-            raise InvalidParameterError(
-                f"{field} must be {allowed} or an object that names a function.", field
-            )
-        if not names:
-            raise InvalidParameterError(f"{field} needs functions to choose from.", field)
-        if name and name not in names:
-            raise InvalidParameterError(f"{field}: there is no function {name!r}.", field)
 
     @property
     def _tools_name(self) -> str:
@@ -105,7 +97,7 @@ class ToolFields(BaseModel):
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
         """The functions that the model may call, in the form of chat templates."""
-        return [] if self._choice == "none" else self._given_tools()
+        return [tool for _, tool in self._offered()]
 
     @property
     def tool_schemas(self) -> dict[str, Any]:
@@ -116,16 +108,16 @@ class ToolFields(BaseModel):
     @property
     def requires_call(self) -> bool:
         """The answer consists of one or more calls."""
-        return bool(self.offered_tools) and self._choice not in (None, "auto")
+        return self._choice.mode == "required"
 
     @property
     def callable_tools(self) -> tuple[CallableTool, ...]:
         """The functions that the answer may call, with their schemas."""
-        chosen = _chosen_name("function_call" if self.functions else "tool_choice", self._choice)
+        called = self._choice.called
         tools: list[CallableTool] = []
-        for index, tool in enumerate(self.offered_tools):
+        for index, tool in self._offered():
             function = tool["function"]
-            if chosen and function["name"] != chosen:
+            if called and function["name"] != called:
                 continue
             enforcement = Enforcement.LENIENT if self.requires_call else Enforcement.NONE
             if function.get("strict"):
@@ -138,8 +130,19 @@ class ToolFields(BaseModel):
         return tuple(tools)
 
     @property
-    def _choice(self) -> Any:
-        return self.function_call if self.functions else self.tool_choice
+    def _choice(self) -> ToolChoice:
+        if self.functions:
+            return read_function_call(self.function_call)
+        return read_tool_choice(self.tool_choice)
+
+    def _offered(self) -> list[tuple[int, dict[str, Any]]]:
+        """The offered functions with their places in the request."""
+        choice = self._choice
+        return [
+            (index, tool)
+            for index, tool in enumerate(self._given_tools())
+            if choice.offers(tool["function"]["name"])
+        ]
 
     def _given_tools(self) -> list[dict[str, Any]]:
         if self.functions:
@@ -172,13 +175,3 @@ def _checked(tool: dict[str, Any], place: str, param: str) -> str:
         message = f"{place}.{where}: {first['msg']}"
         raise InvalidParameterError(message, param) from None
     return function.name
-
-
-def _chosen_name(field: str, choice: Any) -> str:
-    """The function that a choice names; empty: it names none."""
-    if not isinstance(choice, dict):
-        return ""
-    if field == "tool_choice":
-        choice = choice.get("function") if choice.get("type", "function") == "function" else None
-    name = choice.get("name") if isinstance(choice, dict) else None
-    return name if isinstance(name, str) else ""

@@ -245,6 +245,51 @@ async def test_forced_calls_have_a_grammar(
     assert app.engine.requests[-1].grammar is None
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("strict", [False, True])
+async def test_allowed_tools_are_the_only_ones(
+    make_app: AppMaker, tokenizer: Tokenizer, mode: str, strict: bool
+) -> None:
+    listed = {"type": "function", "function": {"name": "h", "strict": strict}}
+    asked: list[dict[str, Any]] = [
+        {"tools": [*TOOLS, listed], "tool_choice": allowed(mode, "h", "f", "f")},
+        {"tools": [TOOLS[0], listed], "tool_choice": mode},
+    ]
+    seen = []
+    for fields in asked:
+        app = tool_app(make_app, tokenizer)
+        message, finish, _ = await whole(app, **fields)
+        assert (await streamed(app, **fields))[1] == finish == "tool_calls"
+        request = app.engine.requests[0]
+        assert (request.grammar is not None) == (strict or mode == "required")
+        response = await app.http.post("/tokenize", json={"messages": HELLO, **fields})
+        assert response.json()["tokens"] == prompt_of(request)
+        seen.append((prompt_of(request), request.grammar, message["content"], calls_of(message)))
+    assert seen[0] == seen[1]
+    prompt = tokenizer.decode(seen[0][0])
+    assert '"name": "f"' in prompt
+    assert '"name": "g"' not in prompt
+
+
+async def test_errors_name_the_place_of_an_allowed_tool(
+    make_app: AppMaker, tokenizer: Tokenizer
+) -> None:
+    app = tool_app(make_app, tokenizer)
+    parameters = {"type": "object", "properties": {"a": {"not": {}}}}
+    bad = {"type": "function", "function": {"name": "h", "strict": True, "parameters": parameters}}
+    body = {"messages": HELLO, "tools": [*TOOLS, bad], "tool_choice": allowed("auto", "f", "h")}
+    response = await app.http.post(PATH, json=body)
+    assert response.status_code == 400
+    assert "tools[2].function.parameters/properties/a: keyword" in response.text
+    body["tool_choice"] = allowed("auto", "f")
+    assert (await app.http.post(PATH, json=body)).status_code == 200
+
+
 @pytest.mark.parametrize("fields", [*FORCED, {"thinking_token_budget": 3}])
 async def test_beams_cannot_follow_a_grammar_of_calls(
     make_app: AppMaker, tokenizer: Tokenizer, fields: dict[str, Any]
@@ -261,6 +306,16 @@ BAD_CHOICES: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "any"}, "tool_choice", "'required'"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "names a function"),
     ({"tool_choice": {"function": {"name": "h"}}}, "tool_choice", "no function 'h'"),
+    ({"tool_choice": allowed("auto", "f", "j", "h")}, "tool_choice", "no function 'h' or 'j'"),
+    ({"tool_choice": allowed("none", "f")}, "tool_choice", '"auto" or "required"'),
+    ({"tool_choice": allowed("auto")}, "tool_choice", '"tools": [{'),
+    ({"tool_choice": allowed("auto", "f", "")}, "tool_choice", '"tools": [{'),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice", '"mode"'),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": "f"}}},
+     "tool_choice", '"mode"'),
+    ({"tools": None, "tool_choice": allowed("auto", "f")}, "tool_choice", "needs functions"),
+    ({"tools": None, "functions": [{"name": "f"}], "function_call": allowed("auto", "f")},
+     "function_call", "names a function"),
     ({"tools": None, "tool_choice": "required"}, "tool_choice", "needs functions"),
     ({"function_call": {"name": "f"}}, "function_call", "needs functions"),
     ({"tools": None, "functions": [{"name": "f"}], "function_call": "required"},
