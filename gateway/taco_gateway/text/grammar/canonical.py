@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from taco_gateway.text.grammar.endless_grammars import EndlessGrammarError, without_endless_rules
+from taco_gateway.text.grammar.schema_numbers import invalid_number, use_integers
 
 # Whitespace between tokens of JSON. Without a limit a model may write it until its length ends.
 _MAX_SPACES = 20
@@ -57,8 +58,17 @@ def spaces_pattern(most: int = _MAX_SPACES) -> str:
 
 
 def canonical_text(*grammars: Mapping[str, Any]) -> str:
-    """The canonical form of a grammar and of those to which it refers by name."""
-    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+    """The canonical form of a grammar and of those to which it refers by name.
+
+    Raises:
+        ConstraintError: a schema has a number that is not finite.
+    """
+    try:
+        return json.dumps(
+            {"grammars": grammars}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
+    except ValueError:
+        raise ConstraintError("NaN and Infinity are not JSON") from None
 
 
 def without_forced_tokens(text: str) -> str:
@@ -86,12 +96,14 @@ def grammar_object(kind: str, value: Any, options: Mapping[str, Any]) -> dict[st
         options: the other fields; `lenient`: what cannot be enforced is ignored.
 
     Raises:
-        ConstraintError: the schema is no JSON, or the grammar is in no known notation or matches no
-            finite text.
+        ConstraintError: the schema is no JSON or has an invalid number, or the grammar is in no
+            known notation or matches no finite text.
     """
     match kind:
         case "json":
-            return {"json_schema": _with_options(parse_schema(value), options)}
+            schema = parse_schema(value)
+            check_numbers(schema)
+            return {"json_schema": _with_options(schema, options)}
         case "json_object":
             return {"json_schema": _with_options({"type": "object"}, options)}
         case "regex":
@@ -144,6 +156,22 @@ def parse_schema(value: Any) -> dict[str, Any] | bool:
     return value
 
 
+def check_numbers(schema: Any) -> None:
+    """Raises:
+    ConstraintError: a keyword has a number that the specification forbids; with the path.
+    """
+    for path, part in subschemas(schema):
+        if (found := invalid_number(part)) is not None:
+            raise ConstraintError(at_keyword(path, *found))
+
+
+def at_keyword(path: Path, keyword: str, problem: str) -> str:
+    """The message of an error at a keyword of a schema, with the JSON pointer (RFC 6901) to it."""
+    parts = (part.replace("~", "~0").replace("/", "~1") for part in path)
+    pointer = "".join(f"/{part}" for part in parts) or "/"
+    return f"{pointer}: keyword {keyword!r}: {problem}"
+
+
 def subschemas(schema: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every object that is a schema, with the path to it, parents first."""
     if not isinstance(schema, dict):
@@ -166,6 +194,7 @@ def _with_options(schema: dict[str, Any] | bool, options: Mapping[str, Any]) -> 
         schema = {} if schema else {"enum": []}
     for _, part in subschemas(schema):
         part.pop(_OPTIONS, None)
+        use_integers(part)
         if options.get("disable_additional_properties") and _is_open_object(part):
             part["additionalProperties"] = False
     own: dict[str, Any] = {"whitespace_flexible": not options.get("disable_any_whitespace")}

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from taco_gateway.text.grammar.answer_rules import CallableTool, Enforcement
+from taco_gateway.text.grammar.answer_rules import CallableTool, Enforcement, param_of
+from taco_gateway.text.grammar.canonical import ConstraintError, check_numbers
 from taco_gateway.text.response.local_refs import resolved
 
 _ROOT = "parameters"  # name of the whole schema within the schema of one property
@@ -38,9 +39,14 @@ def object_schema(tool: CallableTool) -> dict[str, Any]:
     """The schema of a tool's parameters, for objects only.
 
     Raises:
-        ConstraintError: it is not the schema of an object.
+        ConstraintError: it is not the schema of an object, or has an invalid number.
     """
     schema = {} if tool.schema is True else tool.schema
+    if tool.enforcement is not Enforcement.NONE:
+        try:
+            check_numbers(schema)
+        except ConstraintError as error:
+            raise ConstraintError(f"{tool.place}{error}", param_of(tool.place)) from None
     kinds = schema.get("type", "object") if isinstance(schema, dict) else ()
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
         raise tool.error("it must be the schema of an object")

@@ -4,6 +4,7 @@ The reader of `typed_values` turns a text into the first type of its schema that
 string is written as plain text, and a value of any other type as JSON.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from taco_gateway.text.grammar.object_schema import (
     is_open_object,
     properties,
 )
+from taco_gateway.text.grammar.schema_numbers import invalid_number
 from taco_gateway.text.response.formats import TaggedCall
 from taco_gateway.text.response.local_refs import resolved
 from taco_gateway.text.response.typed_values import value_types
@@ -31,6 +33,7 @@ from taco_gateway.text.response.typed_values import value_types
 _TEXT = r"/(?s:.*)/"
 _KEY = r"/[A-Za-z0-9_.-]{1,64}/"
 _STRING_KEYWORDS = frozenset({"const", "enum", "maxLength", "minLength", "pattern", "type"})
+_NO_VALUE = "no valid value of the property can be written in the model's format of calls"
 _UNIONS = ("anyOf", "oneOf", "allOf")
 _ANCHORED = re.compile(r"(\^?)(.*?)((?<!\\)\$)?", re.DOTALL)
 
@@ -71,12 +74,12 @@ class _Arguments:
 
     def _argument(self, part: Property) -> str:
         form = self._form
-        values = []
-        if form.key_closes not in part.name and part.name == part.name.strip():
-            values = list(self._values(part))
+        is_writable = form.key_closes not in part.name and part.name == part.name.strip()
+        values = list(self._values(part)) if is_writable else []
         if not values:
             if part.is_required:
-                raise self._tool.error(f"the property {NOT_WRITABLE}", _path(part))
+                problem = _NO_VALUE if is_writable else f"the property {NOT_WRITABLE}"
+                raise self._tool.error(problem, _path(part))
             return ""
         literal = self._lark.literal
         opening = f"{literal(form.key_opens)} {quoted(part.name)} {literal(self._opening_end)}"
@@ -98,6 +101,9 @@ class _Arguments:
             yield f"{value} {self._end}"
         if "string" in types or not others:
             for described in _strings(root, part.schema):
+                if (found := invalid_number(described)) is not None:  # behind a reference
+                    keyword, problem = found
+                    raise self._tool.error(f"keyword {keyword!r}: {problem}", _path(part))
                 if not is_lenient:
                     self._check_keywords(described, part)
                 if (text := self._string(described)) is not None:
@@ -112,6 +118,8 @@ class _Arguments:
             texts = [text for text in chosen if isinstance(text, str)]
             written = [f"{quoted(text)} {self._end}" for text in texts if self._fits(text)]
             return choice(written) if written else None
+        if described.get("minLength", 0) > described.get("maxLength", math.inf):
+            return None
         return self._text(described)
 
     def _check_keywords(self, described: Mapping[str, Any], part: Property) -> None:
@@ -128,9 +136,9 @@ class _Arguments:
         lark = self._lark
         text = lark.terminal(_TEXT)
         parts = [text, f"~({text} {quoted(self._form.value_closes)} {text})"]
-        least, most = described.get("minLength", 0), described.get("maxLength", "")
-        if (least, most) != (0, "") and all(isinstance(n, int | str) for n in (least, most)):
-            parts.append(f"/(?s:.{{{least},{most}}})/")
+        least, most = int(described.get("minLength", 0)), described.get("maxLength")
+        if least or most is not None:
+            parts.append(f"/(?s:.{{{least},{'' if most is None else int(most)}}})/")
         pattern = described.get("pattern")
         if isinstance(pattern, str):
             parts.append(_whole_text(pattern))

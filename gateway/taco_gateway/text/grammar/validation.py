@@ -7,11 +7,19 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from taco_gateway.text.grammar.canonical import ConstraintError, parse_schema, subschemas
+from taco_gateway.text.grammar.canonical import (
+    ConstraintError,
+    Path,
+    at_keyword,
+    parse_schema,
+    subschemas,
+)
 from taco_gateway.text.grammar.endless_schemas import is_endless
 
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
+_NUMBER = re.compile(r"\bfor '(\w+)'")  # such as a length that is too large for the library
 _OVERLAP = "oneOf constraints are not supported"
+_EMPTY = "Unsatisfiable schema: "
 _MAX_ERROR_CHARS = 300
 # Smaller than the library's own, 500,000 and 1,000,000: they bound the worker's memory and time.
 _LIMITS = LLParserLimits(
@@ -79,18 +87,18 @@ def _explained(kind: str, value: Any, error: str) -> str:
         return short
     if _OVERLAP in message:
         short = "its alternatives overlap, which is not supported: use anyOf"
+    if short.startswith(_EMPTY):
+        return f"no value is valid: {short.removeprefix(_EMPTY)}"
     found = _place(parse_schema(value), message)
     if found is None:
         return short
-    path, keyword = found
-    pointer = "".join(f"/{_escaped(part)}" for part in path) or "/"
-    return f"{pointer}: keyword {keyword!r}: {short}"
+    return at_keyword(*found, short)
 
 
-def _place(schema: Any, message: str) -> tuple[tuple[str, ...], str] | None:
+def _place(schema: Any, message: str) -> tuple[Path, str] | None:
     """The path of the schema that an error is about, and its keyword; None: not known."""
     unknown = _UNKNOWN_KEYS.search(message)
-    keys = json.loads(f"[{unknown[1]}]") if unknown else []
+    keys = json.loads(f"[{unknown[1]}]") if unknown else _NUMBER.findall(message)
     if _OVERLAP in message:
         keys = ["oneOf"]
     for path, part in subschemas(schema):
@@ -113,8 +121,3 @@ def _names(message: str, keyword: str, value: str) -> bool:
         message.endswith(f": {quoted}"),
     )
     return bool(quoted) and any(forms)
-
-
-def _escaped(part: str) -> str:
-    """A part of a JSON pointer (RFC 6901)."""
-    return part.replace("~", "~0").replace("/", "~1")
