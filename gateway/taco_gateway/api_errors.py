@@ -127,7 +127,7 @@ def _from_engine(error: EngineError) -> ApiError:
         headers = {"x-should-retry": "false"}
         return ApiError(error.code, error.message, code=error.reason, headers=headers)
     if not error.retry_after:
-        return ApiError(error.code, error.message, code=error.reason or None)
+        return ApiError(error.code, error.message, param=error.param, code=error.reason or None)
     seconds = str(error.retry_after)
     message = f"{error.message}. Please try again in {seconds}s."
     return ApiError(error.code, message, headers={"retry-after": seconds})

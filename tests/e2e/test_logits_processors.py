@@ -67,6 +67,7 @@ class Named(Force):
 '''
 FORCED = list(range(40, 60))
 PROMPT = list(range(20, 60))
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NAMED = "own_processors:Named"
 
 
@@ -139,11 +140,12 @@ BAD: list[tuple[dict[str, Any], int, str | None, str | None, str]] = [
     ({"logits_processors": ["x" * 10**6]}, 400, "logits_processors", None, "characters"),
     ({"vllm_xargs": [1]}, 400, "vllm_xargs", None, "dictionary"),
     ({"vllm_xargs": {"forced": [1] * 10**5}}, 400, "vllm_xargs", None, "at most 16384"),
-    ({"vllm_xargs": {"forced": [-1]}}, 400, None, "invalid_arguments", "list of token ids"),
+    ({"vllm_xargs": {"forced": [-1]}}, 400, "vllm_xargs", "invalid_arguments",
+     "list of token ids"),
     ({"vllm_xargs": {"forced": 3}}, 500, None, "processor_failed", "failed: TypeError"),
     ({"vllm_xargs": {"fail_at": 0}}, 500, None, "processor_failed", "failed: RuntimeError"),
     ({"vllm_xargs": {"fail_at": 7}}, 500, None, "processor_failed", "failed: RuntimeError"),
-]
+]  # fmt: skip
 
 
 def test_what_cannot_run_is_one_error(serving: Serving, http: httpx.Client) -> None:
@@ -153,6 +155,7 @@ def test_what_cannot_run_is_one_error(serving: Serving, http: httpx.Client) -> N
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (status, param, code), error
         assert words in error["message"]
+        assert "extra_args" not in error["message"]
         assert "secret" not in answer.text
         assert tokens_of(http.post("/v1/completions", json=body())) == plain
     assert serving.metric("taco:row_errors_total") == 4
@@ -200,15 +203,17 @@ async def test_grpc(serving: Serving, grpc_port: int) -> None:
         forced = await text(extra_args='{"forced": [50]}', logits_processors=[NAMED])
         assert forced == await text(extra_args='{"forced": [50]}')
         assert forced != await text()
-        for sampling, status in (
-            ({"logits_processors": ["os:system"]}, grpc.StatusCode.INVALID_ARGUMENT),
-            ({"extra_args": "[1]"}, grpc.StatusCode.INVALID_ARGUMENT),
-            ({"extra_args": "{"}, grpc.StatusCode.INVALID_ARGUMENT),
-            ({"extra_args": '{"fail_at": 0}'}, grpc.StatusCode.INTERNAL),
+        for sampling, status, param in (
+            ({"logits_processors": ["os:system"]}, INVALID, "logits_processors"),
+            ({"extra_args": "[1]"}, INVALID, "extra_args"),
+            ({"extra_args": "{"}, INVALID, "extra_args"),
+            ({"extra_args": '{"forced": [-1]}'}, INVALID, "extra_args"),
+            ({"extra_args": '{"fail_at": 0}'}, grpc.StatusCode.INTERNAL, None),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as failed:
                 await text(**sampling)
             assert failed.value.code() is status
+            assert dict(failed.value.trailing_metadata() or ()).get("param") == param
 
 
 def test_a_worker_with_a_broken_processor_does_not_start(

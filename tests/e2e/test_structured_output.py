@@ -175,7 +175,8 @@ async def test_a_text_that_cannot_continue_ends_with_an_error(http: httpx.AsyncC
         http.post("/v1/completions", json=free),
     )
     assert answers[0].status_code == 400
-    assert answers[0].json()["error"]["code"] == "no_allowed_token"
+    error = answers[0].json()["error"]
+    assert (error["code"], error["param"]) == ("no_allowed_token", "guided_grammar")
     assert answers[1].json()["choices"] == alone
 
 

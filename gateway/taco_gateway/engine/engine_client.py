@@ -18,6 +18,8 @@ class EngineError(Exception):
         message: one sentence for the client.
         retry_after: seconds after which the same request may succeed; 0: unknown.
         reason: machine-readable, such as `LICENSE_INVALID`; empty: `code` says everything.
+        param: the field of the request that is at fault, as the client wrote it; None: not known,
+            or several together.
     """
 
     def __init__(self, code: int, message: str, retry_after: int = 0, reason: str = "") -> None:
@@ -26,6 +28,7 @@ class EngineError(Exception):
         self.message = message
         self.retry_after = retry_after
         self.reason = reason
+        self.param: str | None = None
 
 
 def not_licensed() -> EngineError:

@@ -303,7 +303,7 @@ async def _abort(
         case ApiError():
             status, param = error.status, error.param
         case EngineError():
-            status, param = error.code, None
+            status, param = error.code, error.param
             if error.retry_after:  # gRPC's own retries obey the second one
                 trailing.append(("retry-after", str(error.retry_after)))
                 trailing.append(("grpc-retry-pushback-ms", str(1000 * error.retry_after)))

@@ -144,11 +144,18 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
 
     @contextmanager
     def errors_with_client_names(self) -> Iterator[None]:
-        """Renames the parameter of an error of the engine to the client's name."""
+        """Renames the parameter of an error of the engine to the client's name.
+
+        A message that begins with the name of a sampling parameter begins with the client's name.
+        """
         try:
             yield
         except InvalidParameterError as error:
-            error.param = self.client_names().get(error.param or "", error.param)
+            own = error.param or ""
+            if (name := self.client_names().get(own)) is not None:
+                if own in SAMPLING_FIELDS:
+                    error.args = (re.sub(rf"^{own}\b", name, str(error)),)
+                error.param = name
             raise
 
     def sampling_values(self) -> dict[str, Any]:

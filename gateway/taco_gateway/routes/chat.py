@@ -87,6 +87,7 @@ async def _generate(
             skip_special_tokens=params.skip_special_tokens,
             content_is_constrained=wish.has_constraint,
         ),
+        client_names=chat.client_names(),
     )
     gateway.metrics.observe_params(len(prompt_token_ids), params.n, chat.asked_max_tokens)
     gateway.log_request(request_id, chat.messages[-1].text, params)

@@ -102,7 +102,11 @@ def _generate(
         pins = body.pins_of_whole(len(token_ids))
         request = gateway.engine_request(body, key, params, own_id, pins, grammar)
         clamps = body.asked_max_tokens is None
-        streams.append(gateway.engine.generate(token_ids, request, clamp_max_tokens=clamps))
+        streams.append(
+            gateway.engine.generate(
+                token_ids, request, clamp_max_tokens=clamps, client_names=body.client_names()
+            )
+        )
     updates = merged(streams, params.n)
     return without_generated_tokens(updates) if body.generates_no_tokens else updates
 

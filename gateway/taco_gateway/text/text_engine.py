@@ -12,9 +12,8 @@ from taco_gateway.engine.engine_client import EngineClient, EngineError, UpdateS
 from taco_gateway.text.bad_words import tokenize_bad_words
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_covered
 from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
-from taco_gateway.text.grammar.answer_rules import AnswerRules, ids_without_text
+from taco_gateway.text.grammar.answer_rules import AnswerRules
 from taco_gateway.text.grammar.grammar_pool import GrammarPool
-from taco_gateway.text.grammar.tag_fields import TagTokens
 from taco_gateway.text.infill_prompts import InfillPrompts
 from taco_gateway.text.output.best_of import best_of
 from taco_gateway.text.output.output_processor import OutputProcessor, TextUpdate
@@ -33,6 +32,7 @@ from taco_gateway.text.request_checks import (
     truncated,
     with_numbers,
 )
+from taco_gateway.text.request_faults import field_at_fault
 from taco_gateway.text.request_processors import compiled_pattern, processors_of
 from taco_gateway.text.response.response_parser import ParserOptions, ResponseParser
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ class TextEngine:
         )
         self.infill_prompts = InfillPrompts(tokenizer, self.model_info)
         self._candidates = CandidateReader(tokenizer)
-        self._grammars = GrammarPool() if tokenizer is None else _grammar_pool(tokenizer)
+        self._grammars = GrammarPool(tokenizer)
         self._processor_pattern = compiled_pattern(processor_pattern)
 
     def model_info(self) -> ModelInfo:
@@ -290,6 +290,7 @@ class TextEngine:
         sum_logprobs: bool = False,
         parsing: ParserOptions | None = None,
         in_bulk: bool = False,
+        client_names: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[TextUpdate, None]:
         """Runs a request and yields the updates of its sequences as they come.
 
@@ -306,6 +307,8 @@ class TextEngine:
             parsing: updates carry `parsed`.
             in_bulk: the caller needs the whole text only. An update may have many tokens, unless a
                 stop string or a parser may end the text at any of them.
+            client_names: the client's names of parameters, where they differ, for the `param` of
+                errors while iterating.
 
         Raises:
             InvalidParameterError: the prompt is empty or too long (`context_length_exceeded`), a
@@ -365,7 +368,10 @@ class TextEngine:
         if params.prompt_logprobs is not None:
             prompt = PromptLogprobCollector(self._candidates)
         in_bulk = in_bulk and not params.stop and parsing is None
-        updates = text_updates(partial(self._submit, request), processors, prompt, in_bulk=in_bulk)
+        at_fault = field_at_fault(params, client_names or {}, request.grammar, parsing)
+        updates = text_updates(
+            partial(self._submit, request), processors, prompt, at_fault, in_bulk=in_bulk
+        )
         return best_of(updates, params.num_outputs, params.n) if ranks else updates
 
     async def _submit(self, request: GenerateRequest) -> UpdateStream:
@@ -387,10 +393,3 @@ class TextEngine:
             self.tokenizer.close()
         if self._chat_encoder is not None:
             self._chat_encoder.close()
-
-
-def _grammar_pool(tokenizer: Tokenizer) -> GrammarPool:
-    added = tokenizer.added_tokens
-    hidden = ids_without_text(added, tokenizer.special_ids)
-    without_text = {text: token_id for text, token_id in added.items() if token_id in hidden}
-    return GrammarPool(added, TagTokens(without_text=without_text, vocab_size=tokenizer.vocab_size))

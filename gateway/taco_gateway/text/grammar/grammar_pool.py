@@ -11,10 +11,11 @@ from typing import Any
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
 from taco_gateway.text.grammar.answer_grammar import answer_grammar, reasoning_budget
-from taco_gateway.text.grammar.answer_rules import AnswerRules
+from taco_gateway.text.grammar.answer_rules import AnswerRules, ids_without_text
 from taco_gateway.text.grammar.canonical import ConstraintError, without_forced_tokens
 from taco_gateway.text.grammar.structural_tags import KIND, structural_tag_grammar
 from taco_gateway.text.grammar.tag_fields import TagTokens
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
 from taco_proto.grammars import MAX_GRAMMAR_BYTES, Grammar, RecentTable
 from taco_proto.structured_outputs import PARAM, StructuredOutputsParams
@@ -31,13 +32,13 @@ class GrammarPool:
     """Makes grammars. Belongs to the event loop that it is first used on.
 
     Args:
-        added_tokens: texts of tokens that the tokenizer recognizes as a whole.
-        tokens: what the grammars of structural tags need to know.
+        tokenizer: of the model; None: no token is recognized as a whole.
     """
 
-    def __init__(self, added_tokens: Collection[str] = (), tokens: TagTokens | None = None) -> None:
-        self._tokens = tokens or TagTokens()
-        self._added_token = re.compile("|".join(map(re.escape, added_tokens)) or r"(?!)")
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        self._tokens = _tag_tokens(tokenizer)
+        added = () if tokenizer is None else tokenizer.added_tokens
+        self._added_token = re.compile("|".join(map(re.escape, added)) or r"(?!)")
         self._processes = ProcessPool(
             "taco_gateway.text.grammar.grammar_process",
             max_processes=_MAX_PROCESSES,
@@ -103,6 +104,15 @@ class GrammarPool:
                 raise EngineError(503, "The server has no memory for this grammar.") from None
             return {"error": "it takes too long to compile"}
         return reply
+
+
+def _tag_tokens(tokenizer: Tokenizer | None) -> TagTokens:
+    if tokenizer is None:
+        return TagTokens()
+    added = tokenizer.added_tokens
+    hidden = ids_without_text(added, tokenizer.special_ids)
+    without_text = {text: token_id for text, token_id in added.items() if token_id in hidden}
+    return TagTokens(without_text=without_text, vocab_size=tokenizer.vocab_size)
 
 
 def _request_of(

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-from taco_gateway.engine.engine_client import UpdateStream
+from taco_gateway.engine.engine_client import EngineError, UpdateStream
 from taco_gateway.text.output.output_processor import OutputProcessor, TextUpdate
 from taco_gateway.text.output.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_proto.logprobs import LogprobColumns
@@ -13,6 +13,7 @@ async def text_updates(
     submit: Callable[[], Awaitable[UpdateStream]],
     processors: Sequence[OutputProcessor],
     prompt: "PromptLogprobCollector | None",
+    field_at_fault: Callable[[str], str | None],
     *,
     in_bulk: bool = False,
 ) -> AsyncGenerator[TextUpdate, None]:
@@ -24,6 +25,7 @@ async def text_updates(
     Args:
         processors: one for each sequence.
         prompt: None: prompt log probabilities were not requested.
+        field_at_fault: the field that an error with a reason names; None: no single one.
         in_bulk: the caller needs the whole text only: an update may have many tokens.
 
     Raises:
@@ -50,6 +52,10 @@ async def text_updates(
             if processor.ended_early:
                 stream.cancel(update.index)
             yield text_update
+    except EngineError as error:
+        if error.reason:
+            error.param = field_at_fault(error.reason)
+        raise
     finally:
         stream.close()
 
