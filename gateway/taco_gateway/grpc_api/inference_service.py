@@ -37,6 +37,7 @@ from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.gateway import Gateway
 from taco_gateway.grpc_api.field_limit import FieldLimitInterceptor
+from taco_gateway.grpc_api.logprob_messages import logprob_message
 from taco_gateway.grpc_api.prompt_cache_fields import CacheFields, cache_fields
 from taco_gateway.protocol.conversation import MAX_MESSAGES
 from taco_gateway.protocol.token_ids import MAX_TOKEN_IDS
@@ -233,12 +234,13 @@ class InferenceService(InferenceServicer):
                     stats.add(update)
                     if update.finish_reason is not None:
                         num_running -= 1
-                    elif not update.text:
+                    elif not (update.text or update.logprobs):
                         continue
                     reply = pb.TextReply(
                         index=update.index,
                         text=update.text,
                         finish_reason=update.finish_reason or "",
+                        logprobs=map(logprob_message, update.logprobs or ()),
                     )
                     if num_running == 0:
                         reply.usage.CopyFrom(_usage(stats))
