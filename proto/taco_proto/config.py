@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Of the messages between services. It is raised at most once a release (docs/releasing.md).
 PROTOCOL_VERSION = 3
 # Largest message of the Scheduler service; all sides must agree on it.
 MAX_MESSAGE_BYTES = 64 * 2**20
