@@ -1,4 +1,6 @@
-"""What beam search on the fake worker must give, under any schedule."""
+"""Beam search without a scheduler, and what it must give on the fake worker under any schedule."""
+
+from collections.abc import Callable, Set
 
 from support.fake_worker import candidates
 from taco_proto.requests import FinishReason
@@ -8,6 +10,27 @@ from taco_scheduler.state.beam_search import BeamSearch, Candidates
 
 # Tokens, log probabilities and the reason of each text, best first.
 Answer = list[tuple[list[int], list[float], FinishReason]]
+
+
+def run_search(
+    search: BeamSearch,
+    candidates_after: Callable[[tuple[int, ...]], Candidates],
+    ends: Set[int],
+    max_tokens: int,
+) -> None:
+    """Runs a search to its end.
+
+    Args:
+        candidates_after: the candidates behind a text, which is the part after the prompt.
+    """
+    continues = True
+    while continues:
+        texts = [tuple(part.token_id for part in beam.path()) for beam in search.beams]
+        continues = search.advance(
+            [candidates_after(text) for text in texts], ends.__contains__, max_tokens
+        )
+        assert len(search.beams) <= search.width
+    assert not search.beams
 
 
 def expected_answer(prompt: list[int], sampling: SamplingParams, info: WorkerInfo) -> Answer:
@@ -22,15 +45,13 @@ def expected_answer(prompt: list[int], sampling: SamplingParams, info: WorkerInf
     )
     width = sampling.num_sequences
     search = BeamSearch(width, sampling.length_penalty, sampling.early_stopping)
-    continues = True
-    while continues:
-        rows = []
-        for beam in search.beams:
-            tokens = prompt + [part.token_id for part in beam.path()]
-            options = candidates(tokens, width + len(ends), info.vocab_size)
-            ids = [token for _, token in options]
-            rows.append(Candidates(ids[0], ids, [logprob for logprob, _ in options]))
-        continues = search.advance(rows, ends.__contains__, limit - len(prompt))
+
+    def candidates_after(text: tuple[int, ...]) -> Candidates:
+        options = candidates([*prompt, *text], width + len(ends), info.vocab_size)
+        ids = [token for _, token in options]
+        return Candidates(ids[0], ids, [logprob for logprob, _ in options])
+
+    run_search(search, candidates_after, ends, limit - len(prompt))
     return [
         (
             [beam.token_id for beam in text.beam.path()],

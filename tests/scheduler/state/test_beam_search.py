@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.beam_oracle import Model, Text, all_texts, beam_search, score
-from taco_scheduler.state.beam_search import Beam, BeamSearch, Candidates
+from support.beam_schedule import run_search
+from taco_scheduler.state.beam_search import BeamSearch, Candidates
 
 NUM_TOKENS = 6
 ENDS = frozenset({0, 3})
@@ -26,10 +28,15 @@ def random_model(seed: int, num_tokens: int = NUM_TOKENS, banned: float = 0.0) -
     return model
 
 
-def candidates_of(model: Model, beam: Beam, count: int) -> Candidates:
-    logprobs = model(tuple(part.token_id for part in beam.path()))
-    best = sorted(range(len(logprobs)), key=lambda token: -logprobs[token])[:count]
-    return Candidates(best[0], best, [logprobs[token] for token in best])
+def candidates_of(model: Model, count: int) -> Callable[[tuple[int, ...]], Candidates]:
+    """The most likely tokens behind a text."""
+
+    def candidates_after(text: tuple[int, ...]) -> Candidates:
+        logprobs = model(text)
+        best = sorted(range(len(logprobs)), key=lambda token: -logprobs[token])[:count]
+        return Candidates(best[0], best, [logprobs[token] for token in best])
+
+    return candidates_after
 
 
 def search_with(
@@ -43,12 +50,7 @@ def search_with(
 ) -> list[Text]:
     """The search as the scheduler runs it: with few candidates of each beam."""
     search = BeamSearch(width, penalty, early_stopping)  # type: ignore[arg-type]
-    continues = True
-    while continues:
-        rows = [candidates_of(model, beam, width + len(ends)) for beam in search.beams]
-        continues = search.advance(rows, ends.__contains__, max_tokens)
-        assert len(search.beams) <= width
-    assert not search.beams
+    run_search(search, candidates_of(model, width + len(ends)), ends, max_tokens)
     for text in search.finished:
         assert text.is_stopped == (text.beam.token_id in ends)
     return [
@@ -104,10 +106,7 @@ def test_never_stops_only_if_no_beam_can_become_better(seed: int, penalty: float
     # through to the last token.
     search = BeamSearch(3, penalty, "never")
     search._may_improve = lambda beams, *lengths: bool(beams)  # type: ignore[method-assign]
-    while search.advance(
-        [candidates_of(model, beam, 5) for beam in search.beams], ENDS.__contains__, 7
-    ):
-        pass
+    run_search(search, candidates_of(model, 5), ENDS, 7)
     assert [text for _, text in found] == [
         tuple(beam.token_id for beam in text.beam.path()) for text in search.finished
     ]
