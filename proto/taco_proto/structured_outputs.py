@@ -141,17 +141,9 @@ class GuidedDecodingParams:
 
     def constraint(self) -> StructuredOutputsParams:
         """Raises InvalidParameterError as `StructuredOutputsParams` does."""
-        return StructuredOutputsParams(
-            json=self.json,
-            regex=self.regex,
-            choice=self.choice,
-            grammar=self.grammar,
-            json_object=self.json_object,
-            whitespace_pattern=self.whitespace_pattern,
-            disable_fallback=self.disable_fallback,
-            disable_any_whitespace=self.disable_any_whitespace,
-            disable_additional_properties=self.disable_additional_properties,
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        del values["backend"]
+        return StructuredOutputsParams(**values)
 
 
 def backend_options(backend: Any, name: str, param: str) -> list[str]:
