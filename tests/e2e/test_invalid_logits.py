@@ -12,12 +12,10 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from support.checkpoints import make_checkpoint
+from support.checkpoints import POISON, make_poisoned_checkpoint
 from support.engine_driver import make_request
-from support.local_engine import Generated, generate, serve
+from support.local_engine import Generated, generate_beside, serve
 from support.models import kernels_for
 from support.patience import PATIENCE_SECONDS
 from support.serving import Serving, free_port
@@ -29,18 +27,13 @@ from taco_proto.inference_pb2_grpc import InferenceStub
 from taco_proto.requests import GenerateRequest
 from taco_worker.worker import Worker
 
-POISON = 377
 PROMPT = list(range(20, 60))
 POISONED = [*PROMPT[:20], POISON, *PROMPT[20:]]
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = make_checkpoint(tmp_path_factory.mktemp("model"), tie_word_embeddings=False)
-    weights = load_file(path / "model.safetensors")
-    weights["model.embed_tokens.weight"][POISON] = torch.nan
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
-    return path
+    return make_poisoned_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 def healthy_requests() -> list[GenerateRequest]:
@@ -98,14 +91,10 @@ async def test_invalid_logits_fail_only_their_own_requests(
     poisoned = poisoned_requests(len(healthy))
     mixed = [request for pair in zip(healthy, poisoned, strict=True) for request in pair]
     async with serve(worker, max_num_batched_tokens=budget) as service:
-        alone = await generate(service, healthy)
-        together = await generate(service, mixed)
-        # Blocks that held NaN are used again.
-        after = await generate(service, healthy)
-    for got in (together, after):
-        assert got.tokens.items() >= alone.tokens.items()
-        if serves == "kernels":  # torch's products depend on the number of rows
-            assert bits_of(got) >= bits_of(alone)
+        alone, *others = await generate_beside(service, healthy, mixed)
+    if serves == "kernels":  # torch's products depend on the number of rows
+        assert all(bits_of(got) >= bits_of(alone) for got in others)
+    together = others[0]
     handles = [request.handle for request in poisoned]
     assert {handle: code for handle, (code, _) in together.errors.items()} == dict.fromkeys(
         handles, 500

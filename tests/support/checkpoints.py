@@ -23,6 +23,7 @@ from support.checkpoint_tokenizer import (
     save_tokenizer,
 )
 
+POISON = 377  # see `make_poisoned_checkpoint`
 # Sizes are small and odd on purpose: heads share KV, and no two dimensions are equal by accident.
 _SIZES: dict[str, dict[str, Any]] = {
     "llama-like": {
@@ -107,6 +108,18 @@ def plant_outliers(path: Path) -> Path:
         if name.endswith("norm.weight"):
             tensor[[3, tensor.shape[0] - 1]] *= 64
     save_file(tensors, file, {"format": "pt"})
+    return path
+
+
+def make_poisoned_checkpoint(path: Path) -> Path:
+    """Write a checkpoint whose hidden states are NaN behind the token `POISON`, and return `path`.
+
+    The LM head has other weights, so that the logits of healthy rows are finite.
+    """
+    make_checkpoint(path, tie_word_embeddings=False)
+    weights = load_file(path / "model.safetensors")
+    weights["model.embed_tokens.weight"][POISON] = torch.nan
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
     return path
 
 

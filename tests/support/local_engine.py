@@ -62,5 +62,27 @@ async def generate(service: SchedulerService, requests: Sequence[GenerateRequest
     return received
 
 
+async def generate_beside(
+    service: SchedulerService, healthy: Sequence[GenerateRequest], mixed: Sequence[GenerateRequest]
+) -> tuple[Generated, Generated, Generated]:
+    """Submit requests alone, among others, and alone again, which must change none of their tokens.
+
+    Args:
+        mixed: the healthy requests and others, which may fail.
+
+    Returns:
+        What each of the three calls gave.
+    """
+    alone = await generate(service, healthy)
+    assert not alone.errors
+    assert alone.reasons.keys() == {(r.handle, i) for r in healthy for i in range(r.sampling.n)}
+    together = await generate(service, mixed)
+    after = await generate(service, healthy)  # in the blocks of those that failed
+    assert together.tokens.items() >= alone.tokens.items()
+    assert together.reasons.items() >= alone.reasons.items()
+    assert (after.tokens, after.reasons) == (alone.tokens, alone.reasons)
+    return alone, together, after
+
+
 def _failed(received: Received, keys: set[tuple[int, int]]) -> set[tuple[int, int]]:
     return {key for key in keys if key[0] in received.errors}

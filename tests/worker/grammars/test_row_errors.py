@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from llguidance import LLParserLimits
-from safetensors.torch import load_file, save_file
 
-from support.checkpoints import make_checkpoint
+from support.checkpoints import POISON, make_poisoned_checkpoint
 from support.engine_driver import make_request
-from support.local_engine import generate, serve
+from support.local_engine import generate_beside, serve
 from support.models import kernels_for
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.grammars import Grammar
@@ -20,7 +18,6 @@ from taco_proto.requests import GenerateRequest
 from taco_worker.grammars import limits
 from taco_worker.worker import Worker
 
-POISON = 377
 PROMPT = list(range(20, 45))
 SCHEMA = Grammar.of(
     '{"grammars": [{"json_schema": {"type": "array", "items": {"enum": ["a", "bc", 12]},'
@@ -34,12 +31,7 @@ LATER_IMPOSSIBLE = Grammar.of("start: /[b-f]{3}/ end\nend: /[^\\s\\S]/")
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its hidden states are NaN behind one token."""
-    path = make_checkpoint(tmp_path_factory.mktemp("model"), tie_word_embeddings=False)
-    weights = load_file(path / "model.safetensors")
-    weights["model.embed_tokens.weight"][POISON] = torch.nan
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
-    return path
+    return make_poisoned_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 def healthy() -> list[GenerateRequest]:
@@ -105,14 +97,9 @@ async def test_failed_grammars_end_their_own_sequences(
     worker = Worker(config, lambda count: kernels_for(serves, count or 1))
     good, bad = healthy(), failing(len(healthy()))
     async with serve(worker) as service:
-        alone = await generate(service, good)
-        together = await generate(service, [*good, *(request for request, _ in bad.values())])
-        after = await generate(service, good)
+        mixed = [*good, *(request for request, _ in bad.values())]
+        _, together, _ = await generate_beside(service, good, mixed)
         counters = service.engine.counters
-    assert not alone.errors
     assert together.reasons_of_errors == {handle: reason for handle, (_, reason) in bad.items()}
-    for got in (together, after):
-        assert got.tokens.items() >= alone.tokens.items()
-        assert got.reasons.items() >= alone.reasons.items()
     assert counters.num_failed_steps == 0
     assert sum(counters.row_errors.values()) == len(bad)
