@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taco_gateway.text.grammar.answer_rules import CallableTool, Enforcement, param_of
-from taco_gateway.text.grammar.canonical import ConstraintError, check_numbers
+from taco_gateway.text.grammar.canonical import ConstraintError, check_numbers, subschemas
 from taco_gateway.text.response.local_refs import resolved
 
 _ROOT = "parameters"  # name of the whole schema within the schema of one property
@@ -26,7 +26,7 @@ class Property:
 
     Attributes:
         schema: its schema, in which references point into the schema of the parameters.
-        document: the same as a whole schema.
+        document: the same as a whole schema; its references point into a copy of the parameters.
     """
 
     name: str
@@ -83,8 +83,10 @@ def properties(tool: CallableTool) -> Iterator[Property]:
         named.setdefault(name, True)
     whole = _rebased(root)
     for name, schema in named.items():
-        own = _rebased(schema) if isinstance(schema, dict) else {} if schema else {"enum": []}
-        document = {**own, "$defs": {_ROOT: whole}}
+        document = _rebased(schema) if isinstance(schema, dict) else {} if schema else {"enum": []}
+        document.pop("$defs", None)  # references point into those of the parameters
+        if any("$ref" in part for _, part in subschemas(document)):
+            document["$defs"] = {_ROOT: whole}
         yield Property(name, name in required, schema, document)
 
 

@@ -94,8 +94,9 @@ class _Arguments:
         if others:
             document = part.document
             if "string" in types:
-                document = {"allOf": [{**document}], "type": others, "$defs": document["$defs"]}
-                del document["allOf"][0]["$defs"]
+                own = {**document}
+                shared = {"$defs": own.pop("$defs")} if "$defs" in own else {}
+                document = {"allOf": [own], "type": others, **shared}
             place = f"{self._tool.place}{_path(part)}"
             value = self._lark.part("json", document, place, is_lenient=is_lenient)
             yield f"{value} {self._end}"
