@@ -42,6 +42,8 @@ PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0.0, "seed": 3},
 ]
 
+IMPOSSIBLE = Grammar.of('start: "a" end\nend: /[^\\s\\S]/')
+
 
 def requests(first: int = 0) -> list[GenerateRequest]:
     return [
@@ -144,6 +146,12 @@ FAILURES: list[tuple[dict[str, Any], int, str, str]] = [
      "processor_failed", "failed: KeyError"),
     ({"logits_processors": [FAILS], "extra_args": {"fail_at": 4}, "n": 2}, 500,
      "processor_failed", "failed: SystemExit"),
+    ({"logits_processors": [FAILS], "extra_args": {"fail_at": "start"}, "grammar": IMPOSSIBLE},
+     500, "processor_failed", "failed: KeyError"),
+    # The grammar allows one token, and then none.
+    ({"logits_processors": [Raises(0)], "grammar": IMPOSSIBLE}, 500, "processor_failed", "failed"),
+    ({"logits_processors": [Raises(1)], "grammar": IMPOSSIBLE}, 400, "no_allowed_token",
+     "no token"),
     ({"logits_processors": ["os:system"]}, 400, "", "have not loaded"),
 ]  # fmt: skip
 

@@ -129,9 +129,10 @@ class LaunchedStep:
         failures = {slot: e for part in self._parts for slot, e in part.failures.items()}
         failed_prompts = [slot for each in columns for slot in each.failed]
         errors = _row_errors(slots, tokens, verified, failed_prompts, failures)
-        if own_errors := tuple(error for part in self._parts for error in part.errors):
-            own_slots = {error.slot for error in own_errors}
-            errors = own_errors + tuple(e for e in errors if e.slot not in own_slots)
+        if own_errors := [error for part in self._parts for error in part.errors]:
+            # One a slot, the first: its processor and its grammar may both fail.
+            first = {error.slot: error for error in reversed([*own_errors, *errors])}
+            errors = tuple(first.values())
         if errors:
             tokens = np.maximum(tokens, 0)
         prompts = [part.prompt for part in self._parts if part.prompt]

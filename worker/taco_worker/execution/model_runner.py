@@ -197,7 +197,7 @@ class ModelRunner:
             errors=() if masks is None else masks.errors,
         )
         if processors is not None:
-            errors = part.errors + processors.errors
+            errors = processors.errors + part.errors
             part = replace(part, errors=errors, failures=processors.failures)
         if rows.trees is not None:
             part = self._verify(rows, inputs, chosen, part)
