@@ -92,7 +92,8 @@ check-python: test-tools
 	test -x $(OTHER_VENV)/bin/uv || { $(PYTHON) -m venv $(OTHER_VENV) && $(OTHER_VENV)/bin/python -m pip install --quiet uv; }
 	$(OTHER_VENV)/bin/uv pip install --quiet --python $(OTHER_VENV)/bin/python --constraint constraints.txt \
 		--editable '.[gateway,scheduler,license,certificates,bench]' \
-		grpcio-tools httpx hypothesis jsonschema openai psutil pytest pytest-asyncio pytest-xdist requests
+		grpcio-tools httpx hypothesis jsonschema openai psutil pytest pytest-asyncio pytest-xdist requests \
+		sentencepiece tiktoken
 	PYTHONPATH=$(subst $() ,:,$(addprefix $(CURDIR)/,$(PACKAGE_DIRS))) $(OTHER_VENV)/bin/python -m pytest \
 		--numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal --quiet $(WITHOUT_TORCH) $(ARGS)
 
