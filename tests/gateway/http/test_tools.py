@@ -1,11 +1,15 @@
 """Tool calls and reasoning of chat, whole and streamed."""
 
+import threading
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from support.gateway_app import App, AppMaker
-from support.scripted_engine import prompt_of, replay
+from support.scripted_engine import MODEL_INFO, prompt_of, replay
+from taco_gateway.text.grammar import grammar_pool
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError
 from taco_proto.requests import FinishReason
@@ -36,6 +40,7 @@ def tool_app(
     tokenizer: Tokenizer,
     text: str = ANSWER,
     finish: FinishReason = FinishReason.STOP,
+    **config: Any,
 ) -> App:
     return make_app(
         replay(tokenizer.encode(text, add_special_tokens=False), finish),
@@ -43,6 +48,7 @@ def tool_app(
         enable_auto_tool_choice=True,
         tool_call_parser="hermes",
         reasoning_parser="qwen3",
+        **config,
     )
 
 
@@ -288,6 +294,32 @@ async def test_errors_name_the_place_of_an_allowed_tool(
     assert "tools[2].function.parameters/properties/a: keyword" in response.text
     body["tool_choice"] = allowed("auto", "f")
     assert (await app.http.post(PATH, json=body)).status_code == 200
+
+
+async def test_grammars_are_derived_off_the_event_loop(
+    make_app: AppMaker, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 tools take longer than a step: other streams would wait."""
+    threads: list[threading.Thread] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            threads.append(threading.current_thread())
+            return function(*args, **kwargs)
+
+        return noted
+
+    for name in ("answer_grammar", "structural_tag_grammar"):
+        monkeypatch.setattr(grammar_pool, name, noting(getattr(grammar_pool, name)))
+    tools = [{"type": "function", "function": {"name": f"f{k}"}} for k in range(128)]
+    tag = {"begin": "<tool_call>", "schema": {"type": "object"}, "end": "</tool_call>"}
+    form = {"type": "structural_tag", "structures": [tag], "triggers": ["<tool"]}
+    app = tool_app(make_app, tokenizer, info=replace(MODEL_INFO, max_model_len=2**16))
+    await whole(app, tools=tools, tool_choice="required")
+    assert len(threads) == 1
+    await whole(app, response_format=form)
+    assert len(threads) > 1
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize("fields", [*FORCED, {"thinking_token_budget": 3}])
