@@ -20,6 +20,11 @@ inline void release_tiles() { _tile_release(); }
 #define TILE_LOAD(tile, pointer, stride_bytes)                                                    \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(pointer), "r"(int64_t(stride_bytes)) \
                      : "memory")
+// The same, but what it reads does not displace what is in the first-level cache.
+#define TILE_STREAM(tile, pointer, stride_bytes)                         \
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile::"r"(pointer), \
+                     "r"(int64_t(stride_bytes))                          \
+                     : "memory")
 #define TILE_STORE(tile, pointer, stride_bytes) _tile_stored(tile, pointer, stride_bytes)
 // sum += a (rows of pairs) x b (pairs of columns)
 #define TILE_DOT_BF16(sum, a, b) _tile_dpbf16ps(sum, a, b)

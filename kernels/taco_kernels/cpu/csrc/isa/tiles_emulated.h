@@ -96,6 +96,7 @@ inline void tile_dot(int sum, int a, int b, Widen widen) {
 
 #define TILE_ZERO(tile) tile_zero(tile)
 #define TILE_LOAD(tile, pointer, stride_bytes) tile_load(tile, pointer, stride_bytes)
+#define TILE_STREAM(tile, pointer, stride_bytes) tile_load(tile, pointer, stride_bytes)
 #define TILE_STORE(tile, pointer, stride_bytes) tile_store(tile, pointer, stride_bytes)
 #define TILE_DOT_BF16(sum, a, b) tile_dot<float, bf16>(sum, a, b, from_bf16)
 #define TILE_DOT_INT8(sum, a, b) \

@@ -1,0 +1,150 @@
+// The tile product of all kernels: up to 32 rows with one or two panels of sixteen columns.
+//
+// A step is 64 bytes of k, 32 bf16 or 64 int8: one tile of sixteen rows, and one of a panel. The
+// sums of 32 rows and two panels are a quad of four tiles. Each sum takes its products in the order
+// of k, whatever the number of rows and panels.
+#pragma once
+
+#include "isa/vec.h"
+
+#ifdef TACO_HAS_TILES
+
+namespace TACO_ISA {
+
+struct Bf16Tiles {
+    using Item = float;
+    static constexpr bool IS_INT8 = false;
+};
+
+struct Int8Tiles {
+    using Item = int32_t;
+    static constexpr bool IS_INT8 = true;
+};
+
+constexpr int64_t TILE_ROWS = 16, TILE_BYTES = 1024;
+
+// Where the tiles of a quad are: distances in bytes.
+struct QuadSums {
+    void* data;         // of the upper rows and the first panel
+    int64_t row_bytes;  // from one row to the next
+    int64_t lower;      // to the lower sixteen rows
+    int64_t beside;     // to the second panel
+};
+
+struct QuadProduct {
+    const void* rows;        // the tile of the first step of the upper sixteen rows
+    int64_t row_bytes;       // from one row to the next
+    int64_t row_step_bytes;  // from one step to the next
+    int64_t lower_rows;      // bytes to the lower sixteen rows
+    const void* panels;      // the tile of the first step; a panel's tiles are adjacent
+    int64_t panel_bytes;     // to the second panel
+    int64_t steps;
+    QuadSums from;  // null data: zeros
+    QuadSums to;
+};
+
+// Which operands are read once, so that they should not displace others in the first-level cache.
+enum class Streamed { none, rows, panels, all };
+
+// Configures all tiles as sixteen rows of 64 bytes. Operands then need memory for sixteen rows,
+// also where some of the rows do not exist: these may hold anything.
+inline void configure_whole_tiles() {
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) config.set(tile, TILE_ROWS, 64);
+    configure_tiles(config);
+}
+
+// What is done beside a product: called after each step, so that vector instructions and prefetches
+// fill the gaps between tile products. About 40 vector instructions a step cost no time.
+struct NothingBeside {
+    void operator()(int64_t) {}
+};
+
+#define TACO_LOAD_TILE(streams, tile, pointer, stride) \
+    do {                                               \
+        if constexpr (streams) {                       \
+            TILE_STREAM(tile, pointer, stride);        \
+        } else {                                       \
+            TILE_LOAD(tile, pointer, stride);          \
+        }                                              \
+    } while (false)
+#define TACO_DOT(sum, rows, panel)           \
+    do {                                     \
+        if constexpr (Tiles::IS_INT8) {      \
+            TILE_DOT_INT8(sum, rows, panel); \
+        } else {                             \
+            TILE_DOT_BF16(sum, rows, panel); \
+        }                                    \
+    } while (false)
+
+// to = from + rows x panels. Tiles 0 to 3 hold the sums (two rows of tiles by two columns), 4 and 5
+// the rows, 6 and 7 the panels: they have been configured. Returns `beside` as its calls left it:
+// by value, so that it stays in registers although tile instructions read any memory.
+template <class Tiles, bool TwoRows, bool TwoPanels, Streamed STREAMED, class Beside>
+inline __attribute__((always_inline)) Beside multiply_quad(const QuadProduct& product,
+                                                           Beside beside) {
+    constexpr bool STREAMS_ROWS = STREAMED == Streamed::rows || STREAMED == Streamed::all;
+    constexpr bool STREAMS_PANELS = STREAMED == Streamed::panels || STREAMED == Streamed::all;
+    const char* rows = static_cast<const char*>(product.rows);
+    const char* panels = static_cast<const char*>(product.panels);
+    const int64_t row_bytes = product.row_bytes, row_step = product.row_step_bytes;
+    const int64_t lower = product.lower_rows, panel_bytes = product.panel_bytes;
+    if (product.from.data) {
+        const char* sums = static_cast<const char*>(product.from.data);
+        const int64_t below = product.from.lower, next = product.from.beside;
+        TILE_LOAD(0, sums, product.from.row_bytes);
+        if constexpr (TwoPanels) TILE_LOAD(1, sums + next, product.from.row_bytes);
+        if constexpr (TwoRows) TILE_LOAD(2, sums + below, product.from.row_bytes);
+        if constexpr (TwoRows && TwoPanels) {
+            TILE_LOAD(3, sums + below + next, product.from.row_bytes);
+        }
+    } else {
+        TILE_ZERO(0);
+        if constexpr (TwoPanels) TILE_ZERO(1);
+        if constexpr (TwoRows) TILE_ZERO(2);
+        if constexpr (TwoRows && TwoPanels) TILE_ZERO(3);
+    }
+    for (int64_t step = 0; step < product.steps; ++step) {
+        TACO_LOAD_TILE(STREAMS_PANELS, 6, panels, 64);
+        TACO_LOAD_TILE(STREAMS_ROWS, 4, rows, row_bytes);
+        TACO_DOT(0, 4, 6);
+        if constexpr (TwoPanels) {
+            TACO_LOAD_TILE(STREAMS_PANELS, 7, panels + panel_bytes, 64);
+            TACO_DOT(1, 4, 7);
+        }
+        if constexpr (TwoRows) {
+            TACO_LOAD_TILE(STREAMS_ROWS, 5, rows + lower, row_bytes);
+            TACO_DOT(2, 5, 6);
+            if constexpr (TwoPanels) TACO_DOT(3, 5, 7);
+        }
+        beside(step);
+        rows += row_step;
+        panels += TILE_BYTES;
+    }
+    char* sums = static_cast<char*>(product.to.data);
+    const int64_t below = product.to.lower, next = product.to.beside;
+    TILE_STORE(0, sums, product.to.row_bytes);
+    if constexpr (TwoPanels) TILE_STORE(1, sums + next, product.to.row_bytes);
+    if constexpr (TwoRows) TILE_STORE(2, sums + below, product.to.row_bytes);
+    if constexpr (TwoRows && TwoPanels) TILE_STORE(3, sums + below + next, product.to.row_bytes);
+    return beside;
+}
+
+#undef TACO_LOAD_TILE
+#undef TACO_DOT
+
+// The form for 1 to 32 rows and one or two panels.
+template <class Tiles, Streamed STREAMED, class Beside>
+inline Beside multiply_quad(int64_t num_rows, int64_t num_panels, const QuadProduct& product,
+                            Beside beside) {
+    if (num_rows > TILE_ROWS) {
+        if (num_panels == 2) return multiply_quad<Tiles, true, true, STREAMED>(product, beside);
+        return multiply_quad<Tiles, true, false, STREAMED>(product, beside);
+    }
+    if (num_panels == 2) return multiply_quad<Tiles, false, true, STREAMED>(product, beside);
+    return multiply_quad<Tiles, false, false, STREAMED>(product, beside);
+}
+
+}  // namespace TACO_ISA
+
+#endif
