@@ -22,6 +22,8 @@ FUNCTIONS = {
     "exp": 16,
     "tanh": 17,
     "erf": 18,
+    "exp2": 19,
+    "exp2_for_bf16": 20,
 }
 NORM_KINDS = ("rms", "layer")
 _ROW_OPS = ("add", "scale", "cap", "clip", "gate")

@@ -19,7 +19,9 @@ def paged_attention(
     tree_masks: Tensor | None = None,
     tree_positions: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each query token over its sequence's KV, in float32.
+    """Attention of each query token over its sequence's KV.
+
+    Computes in float32, or in float64 if the query has that type.
 
     Args:
         query: [num_tokens, num_heads, key_dim]; the last tokens of each sequence, grouped by
@@ -38,6 +40,7 @@ def paged_attention(
     Returns:
         [num_tokens, num_heads, value_dim] in the query's dtype.
     """
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     block_size, num_kv_heads = key_cache.shape[1:3]
     group_size = query.shape[1] // num_kv_heads
     output = query.new_empty(*query.shape[:2], value_cache.shape[3])
@@ -45,8 +48,8 @@ def paged_attention(
         start, stop = query_start_loc[sequence : sequence + 2].tolist()
         places = torch.arange(seq_len)
         blocks = block_tables[sequence, places // block_size].long()
-        keys = key_cache[blocks, places % block_size].float()
-        values = value_cache[blocks, places % block_size].float()
+        keys = key_cache[blocks, places % block_size].to(dtype)
+        values = value_cache[blocks, places % block_size].to(dtype)
         context_len = seq_len - (stop - start)
         positions = places.clone()
         if tree_positions is not None:
@@ -65,7 +68,7 @@ def paged_attention(
                 if options.block_sparse is not None:
                     seen = seen & _sees_blocks(options.block_sparse, own, positions, head)
                 kv_head = head // group_size
-                products = keys[seen][:, kv_head] @ query[row, head].float()
+                products = keys[seen][:, kv_head] @ query[row, head].to(dtype)
                 weights = _weights(products, positions[seen], own, head, options)
                 output[row, head] = weights @ values[seen][:, kv_head]
     return output

@@ -2,25 +2,47 @@
 //
 // A row is one query head of one token. Keys are read in spans of SPAN tokens at absolute
 // positions. Each row's scores, weights and weighted values are computed span by span
-// (tile_attention.h), and the spans are merged in order (online_softmax.h). So a row's bits depend
-// on its query and its sequence alone. Threads share the work as tiles of rows with the same KV
-// head. Where tiles are too few, a tile's spans are split into parts (attention_plan.h).
+// (vector_attention.h, amx_attention.h), and the spans are merged in order (online_softmax.h). So a
+// row's bits depend on its query and its sequence alone. Threads share the work as blocks of rows
+// with the same KV head. Where blocks are too few, a block's spans are split into parts
+// (attention_plan.h).
 #pragma once
 
+#include "attention/amx_attention.h"
 #include "attention/attention_plan.h"
-#include "attention/tile_attention.h"
+#include "attention/vector_attention.h"
 #include "dispatch/kernel_table.h"
 
 namespace TACO_ISA {
 
-// Attention::workspace: the scratch memory of each thread, then the span sums of tiles that were
-// split.
+#ifdef TACO_HAS_TILES
+template <class Source>
+using AttentionOf = std::conditional_t<std::is_same_v<Source, float>, VectorAttention<Source>,
+                                       AmxAttention<Source>>;
+#else
+template <class Source>
+using AttentionOf = VectorAttention<Source>;
+#endif
+
+// Calls body(an element of the cache's type).
+template <class Body>
+inline auto with_cache_type(DType type, Body body) {
+    if (type == DType::f32) return body(float());
+    if (type == DType::bf16) return body(bf16());
+    return body(int8_t());
+}
+
+// Attention::workspace: the scratch memory of each thread, then the span sums of query blocks that
+// were split.
+template <class BlockAttention>
 class AttentionWorkspace {
+    using Scratch = typename BlockAttention::Scratch;
+
 public:
     AttentionWorkspace(const Attention& attention, const AttentionPlan& plan, int num_threads)
         : kv_(attention.cache.entry(attention.entry)), rows_(plan.max_rows()) {
         Arena one(nullptr);
-        AttentionScratch(one, kv_, rows_);
+        Scratch(one, kv_, rows_);
         scratch_bytes_ = one.used();
         record_floats_ = SpanSums::num_floats(rows_, kv_.padded_value_dim());
 
@@ -31,9 +53,9 @@ public:
     }
 
     int64_t bytes() const { return bytes_; }
-    AttentionScratch scratch(int thread) const {
+    Scratch scratch(int thread) const {
         Arena arena(threads_ + thread * scratch_bytes_);
-        return AttentionScratch(arena, kv_, rows_);
+        return Scratch(arena, kv_, rows_);
     }
     float* record(int64_t index) const { return records_ + index * record_floats_; }
 
@@ -47,7 +69,10 @@ private:
 
 inline int64_t attention_workspace(const Attention& attention, int num_threads) {
     const AttentionPlan plan(attention, num_threads);
-    return AttentionWorkspace(attention, plan, num_threads).bytes();
+    return with_cache_type(attention.cache.type, [&](auto source) {
+        using Workspace = AttentionWorkspace<AttentionOf<decltype(source)>>;
+        return Workspace(attention, plan, num_threads).bytes();
+    });
 }
 
 template <class Item, class Store>
@@ -62,16 +87,20 @@ inline void write_row(Item* out, const float* values, F32 factor, int64_t dim, S
     std::copy_n(tail, dim - whole, out + whole);
 }
 
-// Divides a tile's rows by their weights and writes them to the output.
-inline void write_tile(const Attention& attention, const RowTile& tile, const SpanSums& total) {
+// Divides a query block's rows by their weights and writes them to the output.
+inline void write_block(const Attention& attention, const QueryBlock& block,
+                        const SpanSums& total) {
     const KVEntry& entry = attention.cache.entries[attention.entry];
     const int64_t dim = entry.value_dim, group = attention.num_heads / entry.num_heads;
     for (int64_t r = 0; r < total.rows; ++r) {
-        const int64_t token = tile.first_token + r / group, head = tile.kv_head * group + r % group;
+        const int64_t token = block.first_token + r / group,
+                      head = block.kv_head * group + r % group;
         const int64_t at = token * attention.out_stride + head * dim;
         const float* values = total.values + r * total.padded_dim;
         float weight = total.weight[r];
-        if (attention.sinks) weight += reduce_max(exp(set1(attention.sinks[head] - total.best[r])));
+        if (attention.sinks) {
+            weight += reduce_max(exp2(set1(attention.sinks[head] * LOG2_E - total.best[r])));
+        }
         const F32 factor = set1(1.0f / weight);
         if (attention.out_is_operand) {
             write_row(static_cast<Bf16Operand*>(attention.out) + at, values, factor, dim,
@@ -82,54 +111,58 @@ inline void write_tile(const Attention& attention, const RowTile& tile, const Sp
     }
 }
 
-template <class Source>
+template <class BlockAttention>
 inline void attend_item(const Attention& attention, const AttentionItem& item,
-                        const AttentionWorkspace& workspace, const AttentionScratch& scratch) {
-    TileAttention<Source> tile(attention, item.tile, scratch);
-    SpanSums total = tile.sums(scratch.total);
-    if (!item.is_part) total.clear();
-    for (int64_t s = item.spans.begin; s < item.spans.end; ++s) {
-        const int64_t record = item.first_record + s - item.spans.begin;
-        const SpanSums sums = tile.sums(item.is_part ? workspace.record(record) : scratch.span);
-        tile.attend_span(s, sums);
-        if (!item.is_part) merge(total, sums);
+                        const AttentionWorkspace<BlockAttention>& workspace,
+                        const typename BlockAttention::Scratch& scratch) {
+    BlockAttention block(attention, item.block, scratch);
+    if (item.is_part) {
+        block.attend_spans(item.spans, [&](int64_t span) {
+            return workspace.record(item.first_record + span - item.spans.begin);
+        });
+    } else {
+        block.attend_spans(item.spans);
+        write_block(attention, item.block, block.total());
     }
-    if (!item.is_part) write_tile(attention, item.tile, total);
 }
 
-// Merges the spans of a tile that was split into parts.
+// Merges the spans of a query block that was split into parts.
+template <class BlockAttention>
 inline void merge_parts(const Attention& attention, const AttentionItem& item,
-                        const AttentionWorkspace& workspace, const AttentionScratch& scratch) {
+                        const AttentionWorkspace<BlockAttention>& workspace,
+                        const typename BlockAttention::Scratch& scratch) {
     const EntryKV kv = attention.cache.entry(attention.entry);
-    const int64_t rows = item.tile.num_tokens * (attention.num_heads / kv.num_heads);
+    const int64_t rows = item.block.num_tokens * (attention.num_heads / kv.num_heads);
     const int64_t dim = kv.padded_value_dim();
-    SpanSums total(scratch.total, rows, dim);
-    total.clear();
+    const SpanSums total(scratch.total, rows, dim);
     for (int64_t s = 0; s < item.spans.count(); ++s) {
-        merge(total, SpanSums(workspace.record(item.first_record + s), rows, dim));
+        merge(total, SpanSums(workspace.record(item.first_record + s), rows, dim), s == 0);
     }
-    write_tile(attention, item.tile, total);
+    write_block(attention, item.block, total);
+}
+
+template <class BlockAttention>
+inline void attend_blocks(Thread& thread, const Attention& attention) {
+    const AttentionPlan plan(attention, thread.count());
+    const AttentionWorkspace<BlockAttention> workspace(attention, plan, thread.count());
+    const auto scratch = workspace.scratch(thread.index());
+
+    BlockAttention::begin_thread();
+    PlanWalk items(plan);
+    thread.share(plan.num_items(), 1, [&](int64_t begin, int64_t) {
+        attend_item(attention, items.item(begin), workspace, scratch);
+    });
+    if (plan.num_split_blocks() == 0) return;
+    PlanWalk blocks(plan);
+    thread.share(plan.num_split_blocks(), 1, [&](int64_t begin, int64_t) {
+        merge_parts(attention, blocks.split_block(begin), workspace, scratch);
+    });
 }
 
 inline void attend(Thread& thread, const Attention& attention) {
     if (attention.batch.num_seqs == 0) return thread.barrier();
-    const AttentionPlan plan(attention, thread.count());
-    const AttentionWorkspace workspace(attention, plan, thread.count());
-    const AttentionScratch scratch = workspace.scratch(thread.index());
-
-    PlanWalk items(plan);
-    thread.share(plan.num_items(), 1, [&](int64_t begin, int64_t) {
-        const AttentionItem item = items.item(begin);
-        switch (attention.cache.type) {
-            case DType::f32: return attend_item<float>(attention, item, workspace, scratch);
-            case DType::bf16: return attend_item<bf16>(attention, item, workspace, scratch);
-            case DType::i8: return attend_item<int8_t>(attention, item, workspace, scratch);
-        }
-    });
-    if (plan.num_split_tiles() == 0) return;
-    PlanWalk tiles(plan);
-    thread.share(plan.num_split_tiles(), 1, [&](int64_t begin, int64_t) {
-        merge_parts(attention, tiles.split_tile(begin), workspace, scratch);
+    with_cache_type(attention.cache.type, [&](auto source) {
+        attend_blocks<AttentionOf<decltype(source)>>(thread, attention);
     });
 }
 

@@ -11,12 +11,18 @@ namespace TACO_ISA {
 // order. Spans lie at absolute positions, so that a row's sums do not depend on the thread or on
 // the length of the context.
 constexpr int64_t SPAN = 256;
-// Approximate rows of a tile: a span's keys and values are read once for all of them. A row is one
-// query head of one token; the heads that share a KV head are adjacent.
-constexpr int64_t TILE_ROWS = 64;
+
+// Approximate rows of a query block: a span's keys and values are read, and on AMX copied, once for
+// all of them. A row is one query head of one token; the heads that share a KV head are adjacent.
+constexpr int64_t LEAST_BLOCK_ROWS = 64;
+#ifdef TACO_HAS_TILES
+constexpr int64_t MOST_BLOCK_ROWS = 256;
+#else
+constexpr int64_t MOST_BLOCK_ROWS = 64;
+#endif
 
 // Queries of one sequence that attend to one KV head together.
-struct RowTile {
+struct QueryBlock {
     int64_t sequence, kv_head;
     int64_t first_token;     // of the step
     int64_t first_position;  // of the first token in its sequence
@@ -29,47 +35,42 @@ struct SpanRange {
     int64_t count() const { return end - begin; }
 };
 
-// Partition of one sequence: tiles of tokens for each KV head, and parts of its spans. Only a
-// sequence with a single tile is split into parts, since it has too few items for all threads.
+// Partition of one sequence: query blocks for each KV head, and parts of its spans. Only a sequence
+// with a single query block is split into parts, since it has too few items for all threads.
 struct SequencePlan {
     int64_t first_token, first_position, num_tokens;
-    int64_t num_tiles, num_parts;
+    int64_t num_blocks, num_parts;
     SpanRange spans;  // seen by any of its tokens
 };
 
-// One work item: a tile over one part of the spans that its tokens see.
+// One work item: a query block over one part of the spans that its tokens see.
 struct AttentionItem {
-    RowTile tile;
+    QueryBlock block;
     SpanRange spans;
-    bool is_part;          // the tile was split; else the item completes its rows
+    bool is_part;          // the block was split; else the item completes its rows
     int64_t first_record;  // of a part: first record of its span sums
 };
 
 class AttentionPlan {
 public:
     AttentionPlan(const Attention& attention, int num_threads) : attention_(attention) {
-        tokens_per_tile_ = std::max<int64_t>(1, TILE_ROWS / group());
-        int64_t work = 0;
-        for (int64_t s = 0; s < attention.batch.num_seqs; ++s) {
-            const SequencePlan plan = sequence(s);
-            work += plan.num_tiles * num_kv_heads() * plan.spans.count();
-        }
+        const int64_t work = choose_block_rows(num_threads);
         // Several parts per thread, so that a slow one can be compensated.
         if (num_threads > 1) spans_per_part_ = std::max<int64_t>(1, work / (8 * num_threads));
         for (int64_t s = 0; s < attention.batch.num_seqs; ++s) {
             const SequencePlan plan = sequence(s);
             num_items_ += num_items(plan);
-            num_split_tiles_ += num_split_tiles(plan);
+            num_split_blocks_ += num_split_blocks(plan);
             num_records_ += num_records(plan);
         }
     }
 
     int64_t group() const { return attention_.num_heads / num_kv_heads(); }
     int64_t num_kv_heads() const { return attention_.cache.entries[attention_.entry].num_heads; }
-    int64_t max_rows() const { return tokens_per_tile_ * group(); }
+    int64_t max_rows() const { return tokens_per_block_ * group(); }
     int64_t num_items() const { return num_items_; }
-    // Tiles that were split into parts.
-    int64_t num_split_tiles() const { return num_split_tiles_; }
+    // Query blocks that were split into parts.
+    int64_t num_split_blocks() const { return num_split_blocks_; }
     // Records with the sums of their spans.
     int64_t num_records() const { return num_records_; }
 
@@ -79,27 +80,27 @@ public:
         plan.first_token = batch.query_start[s];
         plan.num_tokens = batch.query_start[s + 1] - plan.first_token;
         plan.first_position = batch.seq_lens[s] - plan.num_tokens;
-        plan.num_tiles = ceil_div(plan.num_tokens, tokens_per_tile_);
+        plan.num_blocks = ceil_div(plan.num_tokens, tokens_per_block_);
         plan.spans = spans_seen(plan.first_position, plan.num_tokens);
-        plan.num_parts = plan.num_tiles == 1 ? ceil_div(plan.spans.count(), spans_per_part_) : 1;
+        plan.num_parts = plan.num_blocks == 1 ? ceil_div(plan.spans.count(), spans_per_part_) : 1;
         return plan;
     }
 
     int64_t num_items(const SequencePlan& plan) const {
-        return plan.num_tiles * num_kv_heads() * plan.num_parts;
+        return plan.num_blocks * num_kv_heads() * plan.num_parts;
     }
-    int64_t num_split_tiles(const SequencePlan& plan) const {
+    int64_t num_split_blocks(const SequencePlan& plan) const {
         return plan.num_parts > 1 ? num_kv_heads() : 0;
     }
     int64_t num_records(const SequencePlan& plan) const {
-        return num_split_tiles(plan) * plan.spans.count();
+        return num_split_blocks(plan) * plan.spans.count();
     }
 
-    // Item `index` of a sequence. The last tiles come first: they see the most tokens.
+    // Item `index` of a sequence. The last query blocks come first: they see the most tokens.
     AttentionItem item(int64_t s, const SequencePlan& plan, int64_t index,
                        int64_t first_record) const {
         const int64_t part = index % plan.num_parts;
-        AttentionItem item = tile(s, plan, index / plan.num_parts, first_record);
+        AttentionItem item = whole_block(s, plan, index / plan.num_parts, first_record);
         if (item.is_part) {
             const int64_t skipped = part * spans_per_part_;
             item.first_record += skipped;
@@ -109,21 +110,38 @@ public:
         return item;
     }
 
-    // Tile `index` of a sequence, over all spans that it sees.
-    AttentionItem tile(int64_t s, const SequencePlan& plan, int64_t index,
-                       int64_t first_record) const {
+    // Query block `index` of a sequence, over all spans that it sees.
+    AttentionItem whole_block(int64_t s, const SequencePlan& plan, int64_t index,
+                              int64_t first_record) const {
         const int64_t head = index % num_kv_heads();
-        const int64_t skipped = (plan.num_tiles - 1 - index / num_kv_heads()) * tokens_per_tile_;
+        const int64_t skipped = (plan.num_blocks - 1 - index / num_kv_heads()) * tokens_per_block_;
         AttentionItem item;
-        item.tile = {s, head, plan.first_token + skipped, plan.first_position + skipped,
-                     std::min(tokens_per_tile_, plan.num_tokens - skipped)};
-        item.spans = spans_seen(item.tile.first_position, item.tile.num_tokens);
+        item.block = {s, head, plan.first_token + skipped, plan.first_position + skipped,
+                      std::min(tokens_per_block_, plan.num_tokens - skipped)};
+        item.spans = spans_seen(item.block.first_position, item.block.num_tokens);
         item.is_part = plan.num_parts > 1;
         item.first_record = first_record + head * plan.spans.count();
         return item;
     }
 
 private:
+    // Takes the largest query blocks of which every thread gets several. Returns the number of
+    // pairs of a query block and a span.
+    int64_t choose_block_rows(int num_threads) {
+        // Only tiles gain from many rows.
+        int64_t rows = attention_.cache.type == DType::f32 ? LEAST_BLOCK_ROWS : MOST_BLOCK_ROWS;
+        for (;; rows /= 2) {
+            tokens_per_block_ = std::max<int64_t>(1, rows / group());
+            int64_t blocks = 0, work = 0;
+            for (int64_t s = 0; s < attention_.batch.num_seqs; ++s) {
+                const SequencePlan plan = sequence(s);
+                blocks += plan.num_blocks * num_kv_heads();
+                work += plan.num_blocks * num_kv_heads() * plan.spans.count();
+            }
+            if (rows == LEAST_BLOCK_ROWS || blocks >= 4 * num_threads) return work;
+        }
+    }
+
     SpanRange spans_seen(int64_t first_position, int64_t num_tokens) const {
         const int64_t window = attention_.window;
         const int64_t first = window ? std::max<int64_t>(0, first_position - window + 1) : 0;
@@ -131,13 +149,13 @@ private:
     }
 
     const Attention& attention_;
-    int64_t tokens_per_tile_;
+    int64_t tokens_per_block_ = 1;
     int64_t spans_per_part_ = int64_t(1) << 40;
-    int64_t num_items_ = 0, num_split_tiles_ = 0, num_records_ = 0;
+    int64_t num_items_ = 0, num_split_blocks_ = 0, num_records_ = 0;
 };
 
-// Finds items, or tiles that were split, by number. A thread asks for increasing numbers, so that
-// it passes over the sequences once.
+// Finds items, or query blocks that were split, by number. A thread asks for increasing numbers, so
+// that it passes over the sequences once.
 class PlanWalk {
 public:
     explicit PlanWalk(const AttentionPlan& plan) : plan_(plan), current_(plan.sequence(0)) {}
@@ -147,11 +165,11 @@ public:
             skip_sequence(plan_.num_items(current_));
         return plan_.item(sequence_, current_, index - first_, first_record_);
     }
-    AttentionItem split_tile(int64_t index) {
-        while (index >= first_ + plan_.num_split_tiles(current_)) {
-            skip_sequence(plan_.num_split_tiles(current_));
+    AttentionItem split_block(int64_t index) {
+        while (index >= first_ + plan_.num_split_blocks(current_)) {
+            skip_sequence(plan_.num_split_blocks(current_));
         }
-        return plan_.tile(sequence_, current_, index - first_, first_record_);
+        return plan_.whole_block(sequence_, current_, index - first_, first_record_);
     }
 
 private:

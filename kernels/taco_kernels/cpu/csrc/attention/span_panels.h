@@ -22,37 +22,49 @@ struct SpanPanels {
     int64_t value_stride;  // items from one group of sixteen dims to the next
     int64_t value_panels;  // groups of sixteen dims; 0 of latent entries, which have no `values`
     int64_t key_depth;     // key_dim, padded
+    // Of int8, sixteen each.
+    const float* key_scales[SPAN_PANELS];
+    const float* value_scales[SPAN_PANELS];
+
+    bool holds(int64_t panel) const { return panel >= panels.begin && panel < panels.end; }
 };
 
 // Finds the panels of a span in the cache.
 template <class Element>
 class SpanLocator {
 public:
-    SpanLocator(const Attention& attention, const RowTile& tile)
+    SpanLocator(const Attention& attention, const QueryBlock& queries)
         : kv_(attention.cache.entry(attention.entry)),
-          head_(tile.kv_head),
+          head_(queries.kv_head),
           block_table_(attention.batch.block_tables +
-                       tile.sequence * attention.batch.block_table_stride),
-          num_panels_(ceil_div(tile.first_position + tile.num_tokens, PANEL)) {}
+                       queries.sequence * attention.batch.block_table_stride),
+          num_panels_(ceil_div(queries.first_position + queries.num_tokens, PANEL)) {}
 
-    SpanPanels<Element> locate(int64_t span, Range panels, SpanScales& scales) const {
+    SpanPanels<Element> locate(int64_t span, Range panels) const {
         SpanPanels<Element> out;
         out.panels = panels;
         out.keys_end = std::min(panels.end + FETCH_AHEAD, num_panels_ - span * SPAN_PANELS);
         out.value_stride = kv_.block_size * PANEL;
         out.key_depth = kv_.padded_key_dim();
         out.value_panels = kv_.is_latent ? 0 : kv_.padded_value_dim() / PANEL;
+        const int64_t first_token = span * SPAN + panels.begin * PANEL;
+        const int32_t* block = block_table_ + first_token / kv_.block_size;
+        int64_t offset = first_token % kv_.block_size;
         for (int64_t p = panels.begin; p < out.keys_end; ++p) {
-            const int64_t token = span * SPAN + p * PANEL;
-            const int64_t block = block_table_[token / kv_.block_size];
-            const int64_t offset = token % kv_.block_size;
             out.keys[p] =
-                reinterpret_cast<const Element*>(kv_.keys(block, head_)) + offset * out.key_depth;
-            if (p >= panels.end) continue;
-            out.values[p] =
-                reinterpret_cast<const Element*>(kv_.values(block, head_)) + offset * PANEL;
-            scales.keys[p] = kv_.is_scaled() ? kv_.key_scales(block, head_) + offset : nullptr;
-            scales.values[p] = kv_.is_scaled() ? kv_.value_scales(block, head_) + offset : nullptr;
+                reinterpret_cast<const Element*>(kv_.keys(*block, head_)) + offset * out.key_depth;
+            if (p < panels.end) {
+                out.values[p] =
+                    reinterpret_cast<const Element*>(kv_.values(*block, head_)) + offset * PANEL;
+                if constexpr (std::is_same_v<Element, int8_t>) {
+                    out.key_scales[p] = kv_.key_scales(*block, head_) + offset;
+                    out.value_scales[p] = kv_.value_scales(*block, head_) + offset;
+                }
+            }
+            offset += PANEL;
+            if (offset < kv_.block_size) continue;
+            offset = 0;
+            ++block;
         }
         return out;
     }
@@ -61,14 +73,30 @@ private:
     const EntryKV kv_;
     const int64_t head_;
     const int32_t* const block_table_;
-    const int64_t num_panels_;  // of the sequence, up to the tile's last token
+    const int64_t num_panels_;  // of the sequence, up to the block's last token
 };
 
-// Always inlined: GCC takes a function that only prefetches for one without effect and drops its
-// calls.
+// Copies the scales of an int8 span to two arrays of [SPAN], 0 where it has no panel. Of other
+// types it returns none.
+template <class Element>
+inline SpanScales gather_scales(const SpanPanels<Element>& in, float* keys, float* values) {
+    if constexpr (!std::is_same_v<Element, int8_t>) {
+        return {};
+    } else {
+        for (int64_t p = 0; p < SPAN_PANELS; ++p) {
+            store(keys + p * PANEL, in.holds(p) ? load(in.key_scales[p]) : zero());
+            store(values + p * PANEL, in.holds(p) ? load(in.value_scales[p]) : zero());
+        }
+        return {keys, values};
+    }
+}
+
+// `Locality`: 3 into the L1 cache, 2 into the L2 cache. Always inlined: GCC takes a function that
+// only prefetches for one without effect and drops its calls.
+template <int Locality = 3>
 [[gnu::always_inline]] inline void prefetch(const void* memory, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(static_cast<const char*>(memory) + i);
+        __builtin_prefetch(static_cast<const char*>(memory) + i, 0, Locality);
     }
 }
 
@@ -112,11 +140,10 @@ inline void widen_values(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>&
     constexpr int64_t items = PANEL * PANEL;
     out.value_stride = SPAN * PANEL;
     for (int64_t p = out.panels.begin; p < out.panels.end; ++p) {
-        const bool is_there = p >= in.panels.begin && p < in.panels.end;
         out.values[p] = memory + p * items;
         for (int64_t d = 0; d < padded_dim / PANEL; ++d) {
             Bf16Operand* panel = memory + p * items + d * out.value_stride;
-            if (is_there) {
+            if (in.holds(p)) {
                 widen_panel(panel, in.values[p] + d * in.value_stride, items);
             } else {
                 std::fill_n(panel, items, Bf16Operand(0));

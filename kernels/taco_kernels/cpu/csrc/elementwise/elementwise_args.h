@@ -51,6 +51,8 @@ enum class Function : int32_t {
     exp = 16,
     tanh,
     erf,
+    exp2,
+    exp2_for_bf16,
 };
 
 struct Mapped {

@@ -79,6 +79,17 @@ inline F32 mul_pow2(F32 a, F32 n) {
     };
     return {half(a.low, n.low), half(a.high, n.high)};
 }
+// 2^fraction(a) * 2^floor(a) is 2^a. What `mul_floor_pow2` takes as n: a, or the least exponent.
+inline F32 limit_exponent(F32 a) { return max(set1(-126), a); }  // NaN stays NaN
+// a - floor(a), not below 0; 0 of infinity where `limit_exponent` keeps it.
+inline F32 fraction(F32 a) {
+    return {_mm256_sub_ps(a.low, _mm256_floor_ps(a.low)),
+            _mm256_sub_ps(a.high, _mm256_floor_ps(a.high))};
+}
+// a * 2^floor(n), where a is a normal number and the product does not overflow.
+inline F32 mul_floor_pow2(F32 a, F32 n) {
+    return mul_pow2(a, {_mm256_floor_ps(n.low), _mm256_floor_ps(n.high)});
+}
 
 // 0, 1, ... 15
 inline F32 lane_numbers() {
@@ -249,6 +260,13 @@ inline void encode_quad(Int8Operand* out, const int8_t* q) {
     out[1] = q[2];
     out[2] = q[1];
     out[3] = q[3];
+}
+// Encodes 32 floats for `dot_pairs`. Returns `sum` plus these numbers as they were rounded, two of
+// them in each lane.
+inline F32 store_operands(Bf16Operand* p, F32 low, F32 high, F32 sum) {
+    store(p, low);
+    store(p + LANES, high);
+    return add(sum, add(low, high));
 }
 // Encodes one float for `dot_pairs`.
 inline Bf16Operand encode_bf16(float x) { return x; }

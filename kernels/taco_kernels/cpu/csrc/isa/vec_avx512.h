@@ -54,6 +54,11 @@ inline F32 round_to_even(F32 a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 inline F32 mul_pow2(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+inline F32 limit_exponent(F32 a) { return a; }
+inline F32 fraction(F32 a) {
+    return {_mm512_reduce_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+}
+inline F32 mul_floor_pow2(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 
 inline F32 lane_numbers() {
     return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
@@ -119,6 +124,12 @@ inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     std::memcpy(&pair, a, sizeof pair);
     return {_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_set1_epi32(pair), row.v)};
 }
+inline F32 store_operands(Bf16Operand* p, F32 low, F32 high, F32 sum) {
+    const __m512bh operands = _mm512_cvtne2ps_pbh(high.v, low.v);
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+    _mm512_storeu_si512(p, (__m512i)operands);
+    return {_mm512_dpbf16_ps(sum.v, operands, ones)};
+}
 inline Bf16Operand encode_bf16(float x) { return to_bf16(x); }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store_bf16(p, a); }
 #else
@@ -142,6 +153,11 @@ inline void store_pairs(Bf16Operand* p, PairRow row) {
 }
 inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));
+}
+inline F32 store_operands(Bf16Operand* p, F32 low, F32 high, F32 sum) {
+    store(p, low);
+    store(p + LANES, high);
+    return add(sum, add(low, high));
 }
 inline Bf16Operand encode_bf16(float x) { return x; }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store(p, a); }

@@ -88,6 +88,17 @@ inline F32 mul_pow2(F32 a, F32 n) {
         return is_sane ? std::ldexp(a.v[i], int(n.v[i])) : a.v[i];
     });
 }
+inline F32 limit_exponent(F32 a) { return a; }
+inline F32 fraction(F32 a) {
+    return each([&](int i) { return std::isinf(a.v[i]) ? 0 : a.v[i] - std::floor(a.v[i]); });
+}
+// As VSCALEFPS: every n is allowed.
+inline F32 mul_floor_pow2(F32 a, F32 n) {
+    return each([&](int i) {
+        if (std::isnan(n.v[i])) return n.v[i];
+        return std::ldexp(a.v[i], int(std::floor(std::clamp(n.v[i], -1000.0f, 1000.0f))));
+    });
+}
 
 inline F32 lane_numbers() {
     return each([](int i) { return float(i); });
@@ -182,6 +193,11 @@ inline void store_pairs(Bf16Operand* p, PairRow row) {
 inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     return fma(set1(from_bf16(a[0])), row.even, fma(set1(from_bf16(a[1])), row.odd, sum));
 }
+inline F32 store_operands(Bf16Operand* p, F32 low, F32 high, F32 sum) {
+    store_bf16(p, low);
+    store_bf16(p + LANES, high);
+    return each([&](int i) { return sum.v[i] + from_bf16(p[2 * i + 1]) + from_bf16(p[2 * i]); });
+}
 inline Bf16Operand encode_bf16(float x) { return to_bf16(x); }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store_bf16(p, a); }
 #else
@@ -191,6 +207,11 @@ inline void store_pairs(Bf16Operand* p, PairRow row) {
 }
 inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));
+}
+inline F32 store_operands(Bf16Operand* p, F32 low, F32 high, F32 sum) {
+    store(p, low);
+    store(p + LANES, high);
+    return add(sum, add(low, high));
 }
 inline Bf16Operand encode_bf16(float x) { return x; }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store(p, a); }

@@ -45,6 +45,22 @@ inline F32 exp(F32 x) {
                        exp_bounded(x));
 }
 
+// 2^x for x up to 1: relative error below 2e-7, exactly 1 at 0. Results below the least normal
+// number become 0, that number or one between.
+inline F32 exp2(F32 x) {
+    x = limit_exponent(x);
+    const F32 power = polynomial(fraction(x), 1.86716e-3f, 9.01696e-3f, 5.579996e-2f, 2.4016444e-1f,
+                                 6.9315131e-1f, 1);
+    return mul_floor_pow2(power, x);
+}
+
+// Likewise with a relative error below 9e-5: for results that are rounded to bf16 (2e-3).
+inline F32 exp2_for_bf16(F32 x) {
+    x = limit_exponent(x);
+    const F32 power = polynomial(fraction(x), 7.706757e-2f, 2.2764443e-1f, 6.9511692e-1f, 1);
+    return mul_floor_pow2(power, x);
+}
+
 // Within 2 ulp.
 inline F32 tanh(F32 x) {
     const F32 size = abs(x), square = mul(x, x);
