@@ -1,0 +1,88 @@
+"""Paged attention of the CPU kernels: bit-identical in any batch, and blind to other memory."""
+
+import pytest
+import torch
+
+from support.cpu_attention import DTYPES, LATENT, SPARSE, Engine, Model, Sequence, in_chunks
+from support.cpu_kernels import kernels_of
+from taco_kernels.library import CpuKernels
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(group=3, head_dim=16),
+        Model(group=7, head_dim=20, block_size=32, window=90),
+        Model(group=1, head_dim=48, cap=5.0, has_alibi=True),
+        Model(group=2, head_dim=16, has_sinks=True, log_n=300, window=200),
+        Model(group=4, head_dim=16, sparse=SPARSE),
+        LATENT,
+        Model(group=2, head_dim=24, value_dim=40),
+    ],
+)
+def test_bits_depend_on_the_sequence_alone(
+    cpu_kernels: CpuKernels, dtype: torch.dtype, model: Model
+) -> None:
+    """Prefilled at once, in chunks, token by token; alone or beside others; on 1 to 3 threads."""
+    model = Model(**{**vars(model), "dtype": dtype})
+    length = 540  # into the third span
+    sequence = Sequence(model, length, 1)
+    at_once = Engine(cpu_kernels, [sequence]).step({0: length})[0]
+
+    chunks = in_chunks(
+        Engine(cpu_kernels, [sequence], seed=1), 0, [0, 5, 37, 250, 257, 519, length]
+    )
+    assert torch.equal(chunks, at_once)
+
+    for num_threads in (1, 3):
+        kernels = kernels_of(cpu_kernels.isa, num_threads)
+        engine = Engine(kernels, [sequence], seed=2)
+        head = engine.step({0: 510})[0]
+        tail = in_chunks(engine, 0, list(range(510, length + 1)))
+        assert torch.equal(torch.cat([head, tail]), at_once)
+
+    neighbours = [Sequence(model, 300, 2), sequence, Sequence(model, 33, 3)]
+    batched = Engine(cpu_kernels, neighbours, seed=3)
+    first = batched.step({0: 299, 1: 400, 2: 10})[1]
+    second = batched.step({2: 1, 1: 139, 0: 1})[1]
+    third = batched.step({1: 1, 2: 22})[1]
+    assert torch.equal(torch.cat([first, second, third]), at_once)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("num_tokens", [1, 70])
+def test_blocks_before_the_window_are_not_read(
+    cpu_kernels: CpuKernels, dtype: torch.dtype, block_size: int, num_tokens: int
+) -> None:
+    """A scheduler may have freed them."""
+    model = Model(dtype, group=4, head_dim=32, block_size=block_size, window=50)
+    sequence = Sequence(model, 700 + num_tokens, 1)
+    outs = []
+    for frees_blocks in (False, True):
+        engine = Engine(cpu_kernels, [sequence])
+        engine.step({0: 700})
+        if frees_blocks:
+            never_written = next(
+                block for block in range(len(engine.cache.memory)) if block not in engine.tables
+            )
+            engine.tables[0, : (700 - 49) // block_size] = never_written
+        outs.append(engine.step({0: num_tokens})[0])
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 48])
+def test_numbers_that_are_not_finite_stay_in_their_rows(
+    cpu_kernels: CpuKernels, dtype: torch.dtype, head_dim: int
+) -> None:
+    model = Model(dtype, group=4, head_dim=head_dim)
+    sequence = Sequence(model, 300, 1)
+    whole = Engine(cpu_kernels, [sequence]).step({0: 300})[0]
+    sequence.queries[280, 5] = torch.nan
+    engine = Engine(cpu_kernels, [sequence])
+    out = engine.step({0: 300})[0]
+    assert out[280, 5].isnan().all()
+    out[280, 5] = whole[280, 5]
+    assert torch.equal(out, whole)
