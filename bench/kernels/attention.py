@@ -6,10 +6,10 @@
 Decode attends with one token per sequence, over enough layers to exceed the CPU caches. Blocks
 are shuffled, as in a pool that has served for a while. Prefill attends with all tokens of one
 prompt. Each round times TACO and torch one after the other. A figure is the best round, because
-other load only adds time. The share is relative to the bound of the call: the KV read at the
-measured bandwidth, or the operations at the measured peak, whichever takes longer. torch gets
-contiguous keys and values, which paged KV never is. torch is very slow with latent KV of many long
-sequences; `--without-torch` times TACO alone:
+other load only adds time. `of_read` is relative to the time to read the KV once at the measured
+bandwidth, `of_peak` to the time of the operations at the measured peak, and `share` to the longer
+of both. torch gets contiguous keys and values, which paged KV never is. torch is very slow with
+latent KV of many long sequences; `--without-torch` times TACO alone:
 
     python -m bench.kernels.attention --model deepseek-v3 --phase decode --without-torch \\
         --batch 16 --context 8192
@@ -53,7 +53,10 @@ PEAKS = {
     "amx": ("amx_bf16", "avx512_fp32"),
 }
 BLOCK_SIZE = 16
-DECODES = tuple((batch, context) for batch in (1, 16, 32, 64) for context in (512, 2048, 8192))
+DECODES = (
+    *((batch, context) for batch in (1, 16, 32, 64) for context in (512, 2048, 8192)),
+    (1, 32768),
+)
 PREFILLS = (128, 512, 1024, 4096)
 COLD_BYTES = 256 << 20
 MAX_BYTES = 2 << 30  # longer decodes of a large batch are skipped
