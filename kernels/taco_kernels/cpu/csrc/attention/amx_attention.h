@@ -223,9 +223,12 @@ private:
         product.rows = scratch_.queries + first_row(work) * key_depth_;
         set_tile_order(product);
         product.steps = keys_.steps;
+        SpanFetch<Source> values;
+        if (work.begins_span) values = SpanFetch<Source>::values(*work.panels);
+        const int64_t bytes = values.bytes() / std::max(1, __builtin_popcount(work.strips)) + 1;
         for (int64_t s = 0; s < SPAN_STRIPS; ++s) {
             if (!(work.strips >> s & 1)) continue;
-            if (work.begins_span) fetch_values(*work.panels, s);
+            values.fetch(bytes);
             const auto* left = reinterpret_cast<const char*>(keys_.panels[2 * s]);
             const auto* right = reinterpret_cast<const char*>(keys_.panels[2 * s + 1]);
             product.panels = left;
@@ -271,9 +274,11 @@ private:
         if (work.begins_span) {
             prepare_values(*work.panels, kv_.padded_value_dim(), scratch_.values);
         }
-        KeyFetch fetch;
+        FetchBeside fetch;
         if (next && next->begins_span && work.strips) {
-            fetch = KeyFetch(*next->panels, __builtin_popcount(work.strips) * ceil_div(panels, 2));
+            fetch.keys = SpanFetch<Source>::keys(*next->panels);
+            fetch.bytes =
+                ceil_div(fetch.keys.bytes(), __builtin_popcount(work.strips) * ceil_div(panels, 2));
         }
         for (int64_t d = 0; d < panels; d += 2) {
             QuadProduct product{};
@@ -295,37 +300,16 @@ private:
         }
     }
 
-    // Keys of a span on their way into the L2 cache, so that memory is read while tiles are
-    // multiplied: some of them with each call.
-    class KeyFetch {
-    public:
-        KeyFetch() = default;
-        KeyFetch(const SpanPanels<Source>& in, int64_t calls)
-            : in_(&in),
-              panel_(in.panels.begin),
-              panel_bytes_(in.key_depth * PANEL * int64_t(sizeof(Source))),
-              bytes_per_call_(round_up(ceil_div(in.panels.size() * panel_bytes_, calls), 64)) {}
+    // Called with each step of a product.
+    struct FetchBeside {
+        SpanFetch<Source> keys;
+        int64_t bytes = 0;
 
-        void operator()(int64_t) {
-            if (!in_) return;
-            for (int64_t left = bytes_per_call_; left > 0 && panel_ < in_->panels.end;) {
-                const int64_t bytes = std::min(left, panel_bytes_ - offset_);
-                prefetch<2>(reinterpret_cast<const char*>(in_->keys[panel_]) + offset_, bytes);
-                left -= bytes;
-                offset_ += bytes;
-                if (offset_ < panel_bytes_) continue;
-                offset_ = 0;
-                ++panel_;
-            }
-        }
-
-    private:
-        const SpanPanels<Source>* in_ = nullptr;
-        int64_t panel_ = 0, offset_ = 0, panel_bytes_ = 0, bytes_per_call_ = 0;
+        void operator()(int64_t) { keys.fetch(bytes); }
     };
 
-    KeyFetch multiply_strips(const Work& work, const QuadProduct& product, int64_t panels,
-                             KeyFetch fetch) const {
+    FetchBeside multiply_strips(const Work& work, const QuadProduct& product, int64_t panels,
+                                FetchBeside fetch) const {
         return multiply_quad<Bf16Tiles, Streamed::panels>(
             num_rows(work), std::min<int64_t>(2, panels), product, fetch);
     }
@@ -334,16 +318,6 @@ private:
                      const GroupSums& found) {
         for (int64_t r = 0; r < num_rows(work); r += LANES) {
             merge_rows(total, first_row(work) + r, is_first, found, work.best + r, work.weight + r);
-        }
-    }
-
-    // Fetches a strip's values into the L2 cache.
-    void fetch_values(const SpanPanels<Source>& in, int64_t strip) const {
-        for (int64_t p = 2 * strip; p < 2 * strip + 2; ++p) {
-            if (!in.holds(p)) continue;
-            for (int64_t d = 0; d < in.value_panels; ++d) {
-                prefetch<2>(in.values[p] + d * in.value_stride, PANEL_ITEMS * sizeof(Source));
-            }
         }
     }
 

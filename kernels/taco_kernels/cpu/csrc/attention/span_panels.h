@@ -91,12 +91,20 @@ inline SpanScales gather_scales(const SpanPanels<Element>& in, float* keys, floa
     }
 }
 
-// `Locality`: 3 into the L1 cache, 2 into the L2 cache. Always inlined: GCC takes a function that
-// only prefetches for one without effect and drops its calls.
-template <int Locality = 3>
+// Always inlined: GCC takes a function that only prefetches for one without effect and drops its
+// calls.
 [[gnu::always_inline]] inline void prefetch(const void* memory, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(static_cast<const char*>(memory) + i, 0, Locality);
+        __builtin_prefetch(static_cast<const char*>(memory) + i);
+    }
+}
+
+// Prefetches later keys than those of panel p.
+template <class Element>
+[[gnu::always_inline]] inline void fetch_keys_ahead(const SpanPanels<Element>& in, int64_t p) {
+    const int64_t key_bytes = in.key_depth * PANEL * sizeof(Element);
+    if (key_bytes < PAGE_BYTES && p + FETCH_AHEAD < in.keys_end) {
+        prefetch(in.keys[p + FETCH_AHEAD], key_bytes);
     }
 }
 
@@ -106,11 +114,53 @@ template <class Element>
     for (int64_t d = 0; d < in.value_panels; ++d) {
         prefetch(in.values[p] + d * in.value_stride, PANEL * PANEL * sizeof(Element));
     }
-    const int64_t key_bytes = in.key_depth * PANEL * sizeof(Element);
-    if (key_bytes < PAGE_BYTES && p + FETCH_AHEAD < in.keys_end) {
-        prefetch(in.keys[p + FETCH_AHEAD], key_bytes);
-    }
+    fetch_keys_ahead(in, p);
 }
+
+// A span's keys, or its values, on their way into the L2 cache. They are asked for bit by bit while
+// other things are computed, so that memory is read all the time.
+template <class Element>
+class SpanFetch {
+public:
+    SpanFetch() = default;
+
+    static SpanFetch keys(const SpanPanels<Element>& in) {
+        return SpanFetch(in, in.keys, 1, 0, in.key_depth * PANEL);
+    }
+    static SpanFetch values(const SpanPanels<Element>& in) {
+        return SpanFetch(in, in.values, in.value_panels, in.value_stride, PANEL * PANEL);
+    }
+
+    int64_t bytes() const { return (end_ - panel_) * pieces_ * piece_bytes_; }
+
+    // Prefetches about as many bytes, until nothing is left.
+    [[gnu::always_inline]] void fetch(int64_t bytes) {
+        for (; bytes > 0 && panel_ < end_; bytes -= 64) {
+            __builtin_prefetch(
+                reinterpret_cast<const char*>(panels_[panel_] + piece_ * stride_) + offset_, 0, 2);
+            offset_ += 64;
+            if (offset_ < piece_bytes_) continue;
+            offset_ = 0;
+            if (++piece_ < pieces_) continue;
+            piece_ = 0;
+            ++panel_;
+        }
+    }
+
+private:
+    SpanFetch(const SpanPanels<Element>& in, const Element* const* panels, int64_t pieces,
+              int64_t stride, int64_t items)
+        : panels_(panels),
+          panel_(in.panels.begin),
+          end_(pieces ? in.panels.end : in.panels.begin),
+          pieces_(pieces),
+          stride_(stride),
+          piece_bytes_(items * int64_t(sizeof(Element))) {}
+
+    const Element* const* panels_ = nullptr;
+    int64_t panel_ = 0, end_ = 0, piece_ = 0, pieces_ = 0, stride_ = 0;
+    int64_t offset_ = 0, piece_bytes_ = 0;
+};
 
 template <class Source>
 inline void widen_panel(Bf16Operand* out, const Source* in, int64_t items) {

@@ -1,6 +1,7 @@
 // Attention of a query block by vectors, span by span.
 #pragma once
 
+#include "attention/panel_products.h"
 #include "attention/query_rows.h"
 #include "attention/span_panels.h"
 #include "attention/transpose_panel.h"
@@ -73,18 +74,42 @@ public:
 
     // Merges the sums of the spans into `total`.
     void attend_spans(SpanRange spans) {
-        for (int64_t s = spans.begin; s < spans.end; ++s) {
-            attend_span(s, sums(scratch_.span));
-            merge(total(), sums(scratch_.span), s == spans.begin);
-        }
+        run(spans, [&](int64_t span, const Spans& located) {
+            attend_span(span, located, sums(scratch_.span));
+            merge(total(), sums(scratch_.span), span == spans.begin);
+        });
     }
     // Keeps the sums of each span in a separate record: record(span) is its memory.
     template <class Record>
     void attend_spans(SpanRange spans, Record record) {
-        for (int64_t s = spans.begin; s < spans.end; ++s) attend_span(s, sums(record(s)));
+        run(spans, [&](int64_t span, const Spans& located) {
+            attend_span(span, located, sums(record(span)));
+        });
     }
 
 private:
+    struct Spans {
+        SpanPanels<Source>* now;
+        SpanPanels<Source>* next;  // null: none
+        bool is_first;             // nothing was prefetched
+    };
+
+    // Calls attend(span, located).
+    template <class Attend>
+    void run(SpanRange spans, Attend attend) {
+        SpanPanels<Source> located[2];
+        const auto locate = [&](int64_t s) {
+            located[s % 2] = locator_.locate(s, rows_.panels_seen(0, rows_.count(), s));
+            return &located[s % 2];
+        };
+        SpanPanels<Source>* now = locate(spans.begin);
+        for (int64_t s = spans.begin; s < spans.end; ++s) {
+            SpanPanels<Source>* next = s + 1 < spans.end ? locate(s + 1) : nullptr;
+            attend(s, Spans{now, next, s == spans.begin});
+            now = next;
+        }
+    }
+
     void encode_queries() {
         const int64_t dim = kv_.key_dim;
         for (int64_t r = 0; r < rows_.count(); ++r) {
@@ -101,20 +126,24 @@ private:
         }
     }
 
-    void attend_span(int64_t span, const SpanSums& out) {
+    void attend_span(int64_t span, const Spans& spans, const SpanSums& out) {
         if (rows_.is_sparse() && find_seen_blocks(span) == 0) return SpanSums(out).clear();
-        const auto source = locator_.locate(span, rows_.panels_seen(0, rows_.count(), span));
-        if constexpr (std::is_same_v<Source, Operand>) {
-            attend_panels(span, source, source, out);
-        } else if (rows_.count() <= 2 * ROWS_AT_ONCE<Source>) {
-            attend_panels(span, source, source, out);
-        } else {
+        const SpanPanels<Source>& source = *spans.now;
+        key_fetch_ = spans.next ? SpanFetch<Source>::keys(*spans.next) : SpanFetch<Source>();
+        if (std::is_same_v<Source, Operand> || rows_.count() <= 2 * ROWS_AT_ONCE<Source>) {
+            value_fetch_ = SpanFetch<Source>::values(source);
+            is_first_span_ = spans.is_first;
+            return attend_panels(span, source, source, out);
+        }
+        if constexpr (!std::is_same_v<Source, Operand>) {
             SpanPanels<Operand> wide;
             wide.panels = source.panels;
             widen_keys(wide, source, source.key_depth, scratch_.keys);
             if (!kv_.is_latent) {
                 widen_values(wide, source, kv_.padded_value_dim(), scratch_.values);
             }
+            value_fetch_ = SpanFetch<Source>();
+            is_first_span_ = false;
             attend_panels(span, source, wide, out);
         }
     }
@@ -147,26 +176,54 @@ private:
 
     template <class Element>
     void score_panels(int64_t span, const SpanPanels<Element>& in) {
-        for (int64_t p = in.panels.begin; p < in.panels.end; ++p) {
-            if (!any_row_sees(p)) continue;
-            if (std::is_same_v<Element, Source>) fetch_ahead(in, p);
-            for_row_blocks<ROWS_AT_ONCE<Element>>(rows_.count(), [&](int64_t first, auto count) {
+        // Two thirds of the values, and later of the next keys, are fetched by products, the rest
+        // by the softmax.
+        const int64_t bytes = value_fetch_.bytes() * 4 / 3 / std::max<int64_t>(1, in.panels.size());
+        for (int64_t p = in.panels.begin; p < in.panels.end; p += 2) {
+            const bool has_two = p + 1 < in.panels.end;
+            if (is_first_span_) {
+                fetch_keys_ahead(in, p);
+                if (has_two) fetch_keys_ahead(in, p + 1);
+            }
+            value_fetch_.fetch(bytes);
+            for_row_blocks<PAIR_ROWS<Element>>(rows_.count(), [&](int64_t first, auto count) {
                 const Range seen = rows_.panels_seen(first, count, span);
-                if (p < seen.begin || p >= seen.end) return;
-                F32 sums[count];
-                for (F32& sum : sums) sum = zero();
-                dot_panel(sums, scratch_.queries + first * query_stride_, query_stride_, in.keys[p],
-                          in.key_depth);
-                for (int r = 0; r < count; ++r) {
-                    store(scratch_.scores + RowOrder::score(first + r, p), sums[r]);
+                const bool left = p >= seen.begin && p < seen.end && any_row_sees(p);
+                const bool right =
+                    has_two && p + 1 >= seen.begin && p + 1 < seen.end && any_row_sees(p + 1);
+                if (left && right) {
+                    score<2>(first, count, {in.keys[p], in.keys[p + 1]}, in.key_depth, p);
+                } else if (left) {
+                    score<1>(first, count, {in.keys[p]}, in.key_depth, p);
+                } else if (right) {
+                    score<1>(first, count, {in.keys[p + 1]}, in.key_depth, p + 1);
                 }
             });
         }
     }
 
+    template <int P, int R, class Element>
+    void score(int64_t first, std::integral_constant<int, R>, const Element* const (&keys)[P],
+               int64_t depth, int64_t panel) {
+        F32 sums[P][R];
+        for (auto& row : sums) {
+            for (F32& sum : row) sum = zero();
+        }
+        dot_panels(sums, scratch_.queries + first * query_stride_, query_stride_, keys, depth);
+        for (int r = 0; r < R; ++r) {
+            for (int p = 0; p < P; ++p) {
+                store(scratch_.scores + RowOrder::score(first + r, panel + p), sums[p][r]);
+            }
+        }
+    }
+
     void weigh(int64_t span, const SpanPanels<Source>& source, const SpanSums& out) {
         SpanScales scales = gather_scales(source, scratch_.key_scales, scratch_.value_scales);
+        const int64_t value_bytes = ceil_div(value_fetch_.bytes(), rows_.count());
+        const int64_t key_bytes = key_fetch_.bytes() / 3 / rows_.count();
         const auto view = [&](int64_t r) {
+            value_fetch_.fetch(value_bytes);
+            key_fetch_.fetch(key_bytes);
             const uint32_t bits = rows_.is_sparse() ? scratch_.panel_bits[r] : ALL_PANELS;
             return rows_.view(r, span, bits);
         };
@@ -183,10 +240,42 @@ private:
 
     template <class Element>
     void sum_values(int64_t span, const SpanPanels<Element>& in, const SpanSums& out) {
-        for (int64_t d = 0; d < out.padded_dim; d += PANEL) {
-            sum_panels<ROWS_AT_ONCE<Element>>(span, d, out, [&](int64_t p) {
-                return in.values[p] + d / PANEL * in.value_stride;
+        const auto at = [&](int64_t p, int64_t d) {
+            return in.values[p] + d / PANEL * in.value_stride;
+        };
+        const int64_t products = in.panels.size() * ceil_div(out.padded_dim, 2 * PANEL);
+        key_fetch_bytes_ = key_fetch_.bytes() / std::max<int64_t>(1, products);
+        int64_t d = 0;
+        for (; d + PANEL < out.padded_dim; d += 2 * PANEL) {
+            for_row_blocks<PAIR_ROWS<Element>>(rows_.count(), [&](int64_t first, auto count) {
+                sum_panels<2, Element>(span, d, first, count, out, at);
             });
+        }
+        if (d == out.padded_dim) return;
+        for_row_blocks<PAIR_ROWS<Element>>(rows_.count(), [&](int64_t first, auto count) {
+            sum_panels<1, Element>(span, d, first, count, out, at);
+        });
+    }
+
+    template <int P, class Element, int R, class At>
+    void sum_panels(int64_t span, int64_t d, int64_t first, std::integral_constant<int, R>,
+                    const SpanSums& out, At at) {
+        const Range seen = rows_.panels_seen(first, R, span);
+        F32 sums[P][R];
+        for (auto& row : sums) {
+            for (F32& sum : row) sum = zero();
+        }
+        for (int64_t p = seen.begin; p < seen.end; ++p) {
+            if (!any_row_sees(p)) continue;
+            const Element* panels[P];
+            for (int i = 0; i < P; ++i) panels[i] = at(p, d + i * PANEL);
+            key_fetch_.fetch(key_fetch_bytes_);
+            dot_panels(sums, scratch_.weights + RowOrder::weight(first, p), RowOrder::STRIDE,
+                       panels, PANEL);
+        }
+        float* values = out.values + first * out.padded_dim + d;
+        for (int r = 0; r < R; ++r) {
+            for (int i = 0; i < P; ++i) store(values + r * out.padded_dim + i * PANEL, sums[i][r]);
         }
     }
 
@@ -201,14 +290,14 @@ private:
                     transpose_panel(latents + p * PANEL * PANEL, in.keys[p] + d * PANEL);
                 }
             }
-            sum_panels<ROWS_AT_ONCE<Operand>>(
+            sum_latent_panels<ROWS_AT_ONCE<Operand>>(
                 span, d, out, [&](int64_t p) { return latents + p * PANEL * PANEL; });
         }
     }
 
     // Sums sixteen dims of the values; panel(p) is their panel of tokens.
     template <int Rows, class Panel>
-    void sum_panels(int64_t span, int64_t d, const SpanSums& out, Panel panel) {
+    void sum_latent_panels(int64_t span, int64_t d, const SpanSums& out, Panel panel) {
         for_row_blocks<Rows>(rows_.count(), [&](int64_t first, auto count) {
             const Range seen = rows_.panels_seen(first, count, span);
             F32 sums[count];
@@ -228,6 +317,9 @@ private:
     const QueryRows rows_;
     const SpanLocator<Source> locator_;
     const int64_t query_stride_;
+    SpanFetch<Source> value_fetch_, key_fetch_;  // of this span; of the next one
+    int64_t key_fetch_bytes_ = 0;                // with each product of values
+    bool is_first_span_ = false;                 // its keys were not fetched before
     uint32_t any_bits_ = ALL_PANELS;  // panels that any row sees by the block-sparse pattern
 };
 
