@@ -27,6 +27,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_pool_trace": (None, [c_void_p, c_void_p, c_int64]),
     "taco_pool_bf16_operand_bytes": (c_int64, [c_void_p]),
     "taco_pool_int8_operand_bytes": (c_int64, [c_void_p]),
+    "taco_pool_operand_tile_rows": (c_int64, [c_void_p]),
     "taco_pack": (None, [c_void_p, c_void_p]),
     "taco_encode_rows": (
         None,
@@ -94,6 +95,8 @@ class CpuKernels:
         isa: name of the instruction set.
         num_threads: threads of an operation, including the calling one.
         bf16_operand_bytes, int8_operand_bytes: bytes of one number of encoded rows.
+        operand_tile_rows: encoded rows of bfloat16 and int8 lie in tiles of as many rows
+            (csrc/matmul/operand_layout.h); 1: row after row.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class CpuKernels:
         self.pool = c_void_p(pool)
         self.bf16_operand_bytes: int = lib.taco_pool_bf16_operand_bytes(pool)
         self.int8_operand_bytes: int = lib.taco_pool_int8_operand_bytes(pool)
+        self.operand_tile_rows: int = lib.taco_pool_operand_tile_rows(pool)
         # Not at exit: a thread may still be computing, and the process ends its threads anyway.
         weakref.finalize(self, lib.taco_pool_destroy, self.pool).atexit = False
         os.register_at_fork(after_in_child=_forget_threads_of(weakref.ref(self)))

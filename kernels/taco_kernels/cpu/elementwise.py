@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu import structs
-from taco_kernels.cpu.matmul import ACTIVATIONS, DTYPES, RowScales, operand_dtype, padded_k
+from taco_kernels.cpu.matmul import (
+    ACTIVATIONS,
+    DTYPES,
+    RowScales,
+    empty_operands,
+    in_row_order,
+)
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference import activation as reference_activation
 from taco_kernels.reference.activation import ALPHA, check_activation
@@ -168,7 +174,8 @@ def norm_rows(
         out: for float32 only: [num_rows, size]; may be x.
 
     Returns:
-        Operands [num_rows, padded size] of the instruction set, and the scales of int8 rows.
+        Operands [num_rows, padded size] of the instruction set, in row order, and the scales of
+        int8 rows.
 
     Raises:
         ValueError: kind or dtype is unknown, or a tensor has the wrong type or shape.
@@ -192,11 +199,7 @@ def norm_rows(
             raise ValueError(f"weight and bias must be [{group}] or [{size}], not {vector.shape}")
     if weight is not None and bias is not None and weight.shape != bias.shape:
         raise ValueError(f"weight and bias must be alike, not {weight.shape} and {bias.shape}")
-    out = (
-        torch.empty(num_rows, padded_k(dtype, size), dtype=operand_dtype(kernels, dtype))
-        if (out is None)
-        else out
-    )
+    out = empty_operands(kernels, dtype, num_rows, size) if out is None else out
     if dtype == torch.float32:
         _check_rows(out, "out", (num_rows, size))
     scales = RowScales(num_rows)
@@ -217,7 +220,7 @@ def norm_rows(
         scales.data_ptr(),
     )
     kernels.lib.taco_norm_rows(kernels.pool, ctypes.byref(call))
-    return out, scales
+    return (out if dtype == torch.float32 else in_row_order(kernels, out, num_rows)), scales
 
 
 def rotate_rows(

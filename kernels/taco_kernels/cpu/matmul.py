@@ -226,7 +226,8 @@ class EncodedRows:
     """Rows of activations, encoded as operands for matrices of one type.
 
     Attributes:
-        data: [count, padded k], operands of the instruction set.
+        data: [count or more, padded k], operands of the instruction set, in its order
+            (csrc/matmul/operand_layout.h).
         row_scales: their scales and outliers, for int8 only.
         struct: the rows as kernels take them; points to data and row_scales.
     """
@@ -238,7 +239,7 @@ class EncodedRows:
         count, k = rows.shape
         self.dtype = dtype
         self.k = k
-        self.data = torch.empty((count, padded_k(dtype, k)), dtype=operand_dtype(kernels, dtype))
+        self.data = empty_operands(kernels, dtype, count, k)
         self.row_scales = RowScales(count) if dtype == torch.int8 else None
         scales = None if self.row_scales is None else self.row_scales.data_ptr()
         kernels.lib.taco_encode_rows(
@@ -254,6 +255,29 @@ class EncodedRows:
         self.struct = Rows(count, self.data.data_ptr(), self.data.stride(0), scales)
 
 
+def empty_operands(kernels: CpuKernels, dtype: torch.dtype, count: int, k: int) -> Tensor:
+    """Memory for `count` rows of k operands of a matrix of `dtype`: [count or more, padded k]."""
+    rows = 1 if dtype == torch.float32 else kernels.operand_tile_rows
+    shape = (-(-count // rows) * rows, padded_k(dtype, k))
+    return torch.empty(shape, dtype=operand_dtype(kernels, dtype))
+
+
+def in_row_order(kernels: CpuKernels, operands: Tensor, count: int) -> Tensor:
+    """Copies operands of bfloat16 or int8 matrices in the instruction set's order to row order.
+
+    Args:
+        operands: [count or more, padded k].
+
+    Returns:
+        [count, padded k].
+    """
+    piece, rows = 64 // operands.element_size(), kernels.operand_tile_rows
+    if rows == 1:
+        return operands[:count]
+    tiles = operands.view(-1, operands.shape[1] // piece, rows, piece)
+    return tiles.transpose(1, 2).reshape(operands.shape)[:count]
+
+
 def multiply(
     kernels: CpuKernels,
     rows: EncodedRows,
@@ -265,28 +289,37 @@ def multiply(
     add_to: Tensor | None = None,
     factor: float = 1.0,
     as_operands: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Computes act(rows @ W.T + bias), or act(gate) * up of a gated pair, or adds to `add_to`.
 
     Args:
         activation, alpha, limit: as in `taco_kernels.reference.activation`, or "none".
         add_to: float32 [count, n], changed in place: factor * (rows @ W.T + bias) is added.
-        as_operands: return operands for a product with a bfloat16 matrix.
+        as_operands: return operands of a bfloat16 matrix, in the instruction set's order; those
+            past the columns are undefined.
+        out: memory to use instead of new memory.
 
     Returns:
-        [count, n], or [count, n / 2] for a gated pair; float32, or operands.
+        float32 [count, n], or [count, n / 2] for a gated pair; or as `empty_operands`.
     """
     _check_product(rows, matrix)
     if activation != "none":
         check_activation(activation, gated=matrix.gated, limit=limit)
     count = rows.struct.count
     columns = matrix.shape[0] // (2 if matrix.gated else 1)
-    out = add_to
-    if out is None:
-        dtype = operand_dtype(kernels, torch.bfloat16) if as_operands else torch.float32
-        out = torch.empty((count, columns), dtype=dtype)
-    elif out.dtype != torch.float32 or out.shape != (count, columns) or out.stride(1) != 1:
-        raise ValueError(f"add_to must be float32 [{count}, {columns}] with contiguous rows")
+    if add_to is not None:
+        _check_out(add_to, "add_to", count, columns)
+        out = add_to
+    elif as_operands:
+        memory = empty_operands(kernels, torch.bfloat16, count, columns)
+        if out is not None and (out.dtype, out.shape) != (memory.dtype, memory.shape):
+            raise ValueError(f"out must be {memory.dtype} {list(memory.shape)}")
+        out = memory if out is None else out
+    elif out is None:
+        out = torch.empty((count, columns))
+    else:
+        _check_out(out, "out", count, columns)
     epilogue = "gate_mul" if matrix.gated else "store" if add_to is None else "add"
     product = Product(
         rows.struct,
@@ -380,6 +413,11 @@ def _check_segments(segments: int, k: int, dtype: torch.dtype) -> None:
             f"{k} columns cannot be {segments} segments: these are {powers}, of a multiple of "
             f"{TILE_K} columns each"
         )
+
+
+def _check_out(out: Tensor, name: str, count: int, columns: int) -> None:
+    if out.dtype != torch.float32 or out.shape != (count, columns) or out.stride(1) != 1:
+        raise ValueError(f"{name} must be float32 [{count}, {columns}] with contiguous rows")
 
 
 def _check_product(rows: EncodedRows, matrix: PackedMatrix) -> None:

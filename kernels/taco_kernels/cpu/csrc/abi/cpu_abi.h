@@ -30,6 +30,9 @@ TACO_API void taco_pool_trace(TacoPool* pool, TraceSpan* spans, int64_t capacity
 // Bytes of an operand with the pool's instruction set.
 TACO_API int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool);
 TACO_API int64_t taco_pool_int8_operand_bytes(const TacoPool* pool);
+// Operands of bf16 and int8 matrices have memory for a multiple of as many rows, and lie in tiles
+// of them: matmul/operand_layout.h.
+TACO_API int64_t taco_pool_operand_tile_rows(const TacoPool* pool);
 
 // Packed matrices and products with them (matmul/matrix.h). ranks: [rows->count],
 // scratch. masks: of the rows, or null.

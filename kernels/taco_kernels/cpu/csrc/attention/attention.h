@@ -12,6 +12,8 @@
 #include "attention/attention_plan.h"
 #include "attention/vector_attention.h"
 #include "dispatch/kernel_table.h"
+#include "isa/partial_vectors.h"
+#include "matmul/operand_layout.h"
 
 namespace TACO_ISA {
 
@@ -75,16 +77,12 @@ inline int64_t attention_workspace(const Attention& attention, int num_threads) 
     });
 }
 
-template <class Item, class Store>
-inline void write_row(Item* out, const float* values, F32 factor, int64_t dim, Store store_items) {
-    const int64_t whole = dim / LANES * LANES;
-    for (int64_t d = 0; d < whole; d += LANES) {
-        store_items(out + d, mul(load(values + d), factor));
+// Calls take(first number, F32, count) for sixteen numbers of a row's result at a time.
+template <class Take>
+inline void for_result_lanes(const float* values, F32 factor, int64_t dim, Take take) {
+    for (int64_t d = 0; d < dim; d += LANES) {
+        take(d, mul(load(values + d), factor), std::min<int64_t>(LANES, dim - d));
     }
-    if (whole == dim) return;
-    Item tail[LANES];
-    store_items(tail, mul(load(values + whole), factor));
-    std::copy_n(tail, dim - whole, out + whole);
 }
 
 // Divides a query block's rows by their weights and writes them to the output.
@@ -95,7 +93,6 @@ inline void write_block(const Attention& attention, const QueryBlock& block,
     for (int64_t r = 0; r < total.rows; ++r) {
         const int64_t token = block.first_token + r / group,
                       head = block.kv_head * group + r % group;
-        const int64_t at = token * attention.out_stride + head * dim;
         const float* values = total.values + r * total.padded_dim;
         float weight = total.weight[r];
         if (attention.sinks) {
@@ -103,10 +100,18 @@ inline void write_block(const Attention& attention, const QueryBlock& block,
         }
         const F32 factor = set1(1.0f / weight);
         if (attention.out_is_operand) {
-            write_row(static_cast<Bf16Operand*>(attention.out) + at, values, factor, dim,
-                      store_bf16_operand);
+            auto* out = reinterpret_cast<Bf16Operand*>(
+                static_cast<char*>(attention.out) +
+                operand_offset(DType::bf16, token, attention.out_stride, 0));
+            for_result_lanes(values, factor, dim, [&](int64_t d, F32 v, int64_t count) {
+                store_bf16_operands(out, head * dim + d, v, count);
+            });
         } else {
-            write_row(static_cast<float*>(attention.out) + at, values, factor, dim, store);
+            float* out =
+                static_cast<float*>(attention.out) + token * attention.out_stride + head * dim;
+            for_result_lanes(values, factor, dim, [&](int64_t d, F32 v, int64_t count) {
+                store_lanes(out + d, v, count);
+            });
         }
     }
 }

@@ -57,3 +57,6 @@ int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool) {
 int64_t taco_pool_int8_operand_bytes(const TacoPool* pool) {
     return pool->kernels.int8_operand_bytes;
 }
+int64_t taco_pool_operand_tile_rows(const TacoPool* pool) {
+    return pool->kernels.operand_tile_rows;
+}

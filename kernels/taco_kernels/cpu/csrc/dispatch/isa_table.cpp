@@ -1,6 +1,6 @@
 #include "dispatch/isa_table.h"
 
-#include "isa/vec.h"
+#include "matmul/operand_layout.h"
 
 #define TO_STRING(x) #x
 #define NAME_OF(isa) TO_STRING(isa)
@@ -13,6 +13,7 @@ const Kernels& kernels() {
         made.name = NAME_OF(TACO_ISA);
         made.bf16_operand_bytes = int64_t(sizeof(Bf16Operand));
         made.int8_operand_bytes = int64_t(sizeof(Int8Operand));
+        made.operand_tile_rows = OPERAND_TILE_ROWS;
         add_matmul(made);
         add_experts(made);
         add_attention(made);

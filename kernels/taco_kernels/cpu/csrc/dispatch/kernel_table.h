@@ -39,11 +39,12 @@ struct Argmax {
 struct Kernels {
     const char* name;
 
-    // Bytes of an operand: what a caller allocates for Rows.
-    int64_t bf16_operand_bytes, int8_operand_bytes;
+    // Bytes of an operand, and the multiple of rows of bf16 or int8 operands: what a caller
+    // allocates for Rows.
+    int64_t bf16_operand_bytes, int8_operand_bytes, operand_tile_rows;
 
-    // Encodes float rows [count, k] with `stride` as operands of a matrix of `type`; out is [count,
-    // padded_k], scales [count] for int8 (matmul/encode_int8.h).
+    // Encodes float rows [count, k] with `stride` as operands of a matrix of `type`; out is as Rows
+    // with the stride padded_k, scales [count] for int8 (matmul/encode_int8.h).
     void (*encode_rows)(Thread&, DType type, int64_t count, int64_t k, const float* rows,
                         int64_t stride, void* out, RowScale* scales);
     void (*multiply)(Thread&, const Product&);

@@ -12,10 +12,10 @@
 namespace TACO_ISA {
 
 inline void norm_rows(Thread& thread, const NormRows& norm) {
-    const int64_t bytes = norm.out_stride * operand_bytes(norm.type);
     thread.share(norm.count, 1, [&](int64_t row, int64_t) {
         const float* x = norm.rows + row * norm.stride;
-        char* out = static_cast<char*>(norm.out) + row * bytes;
+        char* out =
+            static_cast<char*>(norm.out) + operand_offset(norm.type, row, norm.out_stride, 0);
         if (norm.num_groups == 1) {
             norm_row_encoded(norm.kind, x, norm.size, norm.weight, norm.bias, norm.eps, norm.type,
                              out, norm.scales + row);

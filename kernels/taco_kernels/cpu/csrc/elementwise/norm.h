@@ -99,11 +99,11 @@ inline void norm_groups_row(NormKind kind, const float* row, int64_t num_groups,
     }
 }
 
-// Writes the norm of a row as bf16 operands.
+// Writes the norm of a row as bf16 operands, the first of them at `out`.
 inline void encode_bf16_norm(const NormedRow& norm, int64_t size, Bf16Operand* out) {
-    norm.each([=](int64_t i, F32 v, int64_t) { store_bf16_operand(out + i, v); });
+    norm.each([=](int64_t i, F32 v, int64_t) { store_bf16_operand(operand_at(out, i), v); });
     for (int64_t i = round_up(size, LANES); i < padded_k(DType::bf16, size); i += LANES) {
-        store_bf16_operand(out + i, zero());
+        store_bf16_operand(operand_at(out, i), zero());
     }
 }
 

@@ -1,6 +1,9 @@
 // The order of the grouped products: the pairs (row, rank of a chosen expert) sorted by expert.
 #pragma once
 
+#include <algorithm>
+#include <numeric>
+
 #include "experts/expert_args.h"
 #include "matmul/multiply.h"
 #include "runtime/arena.h"
@@ -14,8 +17,10 @@ struct ExpertOrder {
     int32_t* starts;   // [num_hit + 1], where an expert's pairs begin in `pairs`
     // [num_hit + 1], where an expert's blocks begin in the shared loop of each grouped product
     int64_t *gate_up_blocks, *down_blocks;
-    int32_t* pairs;      // [num_pairs], sorted by expert, then by number
-    int32_t* next_pair;  // [num_experts], of the sort
+    int32_t* row_starts;  // [num_hit], an expert's first row of operands, which begins a tile
+    int32_t* pairs;       // [num_pairs], sorted by expert, then by number
+    int32_t* rows;        // [num_pairs], of the operands of these pairs
+    int32_t* next_pair;   // [num_experts], of the sort
 
     ExpertOrder(Arena& arena, int64_t num_experts, int64_t num_pairs) {
         const int64_t most = std::min(num_experts, num_pairs);
@@ -24,18 +29,26 @@ struct ExpertOrder {
         starts = arena.take<int32_t>(most + 1);
         gate_up_blocks = arena.take<int64_t>(most + 1);
         down_blocks = arena.take<int64_t>(most + 1);
+        row_starts = arena.take<int32_t>(most);
         pairs = arena.take<int32_t>(num_pairs);
+        rows = arena.take<int32_t>(num_pairs);
         next_pair = arena.take<int32_t>(num_experts);
     }
 
     int64_t num_rows(int64_t hit) const { return starts[hit + 1] - starts[hit]; }
+
+    // Rows of operands that the pairs take at most: each expert's begin with a tile.
+    static int64_t most_rows(DType type, int64_t num_experts, int64_t num_pairs) {
+        const int64_t gap = operand_rows(type, 1) - 1;
+        return num_pairs + gap * std::min(num_experts, num_pairs);
+    }
 };
 
 // The blocks of one expert's product. Threads share the blocks of all hit experts, so those of one
 // expert need not keep all threads busy.
 inline Blocking expert_blocking(const Matrix& matrix, int64_t num_panels, int64_t num_rows,
-                                int64_t num_hit, int num_threads) {
-    return Blocking(matrix, num_rows, num_panels, int(ceil_div(num_threads, num_hit)));
+                                int64_t num_hit, int num_threads, FinishedBy finished_by) {
+    return Blocking(matrix, num_rows, num_panels, int(ceil_div(num_threads, num_hit)), finished_by);
 }
 
 // Fills the order with a counting sort, on one thread.
@@ -66,14 +79,24 @@ inline void sort_pairs(const ExpertProduct& product, int num_threads, const Expe
 
     order.gate_up_blocks[0] = order.down_blocks[0] = 0;
     const Matrix &gate_up = *product.gate_up, &down = *product.down;
+    int64_t row_start = 0;
     for (int64_t i = 0; i < hit; ++i) {
-        const auto num_blocks = [&](const Matrix& matrix, int64_t num_panels) {
-            return expert_blocking(matrix, num_panels, order.num_rows(i), hit, num_threads).count();
+        const auto num_blocks = [&](const Matrix& matrix, int64_t num_panels,
+                                    FinishedBy finished_by) {
+            return expert_blocking(matrix, num_panels, order.num_rows(i), hit, num_threads,
+                                   finished_by)
+                .count();
         };
         order.gate_up_blocks[i + 1] =
-            order.gate_up_blocks[i] + num_blocks(gate_up, gate_up.num_pair_panels());
-        order.down_blocks[i + 1] = order.down_blocks[i] + num_blocks(down, down.num_panels());
+            order.gate_up_blocks[i] +
+            num_blocks(gate_up, gate_up.num_pair_panels(), FinishedBy::quad);
+        order.down_blocks[i + 1] =
+            order.down_blocks[i] + num_blocks(down, down.num_panels(), FinishedBy::block);
         order.next_pair[order.experts[i]] = order.starts[i];
+        order.row_starts[i] = int32_t(row_start);
+        std::iota(order.rows + order.starts[i], order.rows + order.starts[i + 1],
+                  order.row_starts[i]);
+        row_start += operand_rows(gate_up.type, order.num_rows(i));
     }
     for_pairs([&](int32_t expert, int32_t pair) { order.pairs[order.next_pair[expert]++] = pair; });
 }

@@ -14,8 +14,8 @@ namespace TACO_ISA {
 
 struct ExpertScratch {
     ExpertOrder order;
-    // Rows in the order of `order.pairs`:
-    char* operands;          // of gate_up, [num_pairs, rows.stride]
+    // Rows of operands, as `order.rows` gives them:
+    char* operands;          // of gate_up, [rows, rows.stride]
     RowScale* scales;        // of int8 operands
     char* inner;             // gate_up's results: operands of `down` if it is bf16, else floats
     char* inner_operands;    // int8 only
@@ -23,24 +23,28 @@ struct ExpertScratch {
     // By the pair's number:
     float* outputs;  // [num_pairs, output_stride], of `down`
     int64_t inner_stride, output_stride;
+    DType inner_type;  // bf16 or f32
 
     ExpertScratch(Arena& arena, const ExpertProduct& product)
         : order(arena, product.num_experts, product.rows.count * product.top_k) {
         const int64_t pairs = product.rows.count * product.top_k;
         const Matrix &gate_up = *product.gate_up, &down = *product.down;
+        const int64_t rows = ExpertOrder::most_rows(gate_up.type, product.num_experts, pairs);
         const bool is_i8 = down.type == DType::i8;
+        inner_type = down.type == DType::bf16 ? DType::bf16 : DType::f32;
         inner_stride = padded_k(down.type, down.k);
         output_stride = round_up(down.n, PANEL);
-        operands = arena.take<char>(pairs * product.rows.stride * operand_bytes(gate_up.type));
-        scales = arena.take<RowScale>(gate_up.type == DType::i8 ? pairs : 0);
-        inner = arena.take<char>(pairs * inner_stride * inner_bytes(down.type));
-        inner_operands = arena.take<char>(is_i8 ? pairs * inner_stride * sizeof(Int8Operand) : 0);
-        inner_scales = arena.take<RowScale>(is_i8 ? pairs : 0);
+        operands = arena.take<char>(rows * product.rows.stride * operand_bytes(gate_up.type));
+        scales = arena.take<RowScale>(gate_up.type == DType::i8 ? rows : 0);
+        inner = arena.take<char>(rows * inner_stride * operand_bytes(inner_type));
+        inner_operands = arena.take<char>(is_i8 ? rows * inner_stride * sizeof(Int8Operand) : 0);
+        inner_scales = arena.take<RowScale>(is_i8 ? rows : 0);
         outputs = arena.take<float>(pairs * output_stride);
     }
 
-    static int64_t inner_bytes(DType type) {
-        return type == DType::bf16 ? int64_t(sizeof(Bf16Operand)) : int64_t(sizeof(float));
+    // gate_up's results for a row of operands, from column `k` on.
+    char* inner_row(int64_t row, int64_t k = 0) const {
+        return inner + operand_offset(inner_type, row, inner_stride, k);
     }
 };
 
@@ -63,89 +67,95 @@ private:
 
     // Copies the operands of each pair's row, so that an expert's rows are adjacent.
     void gather_rows() {
-        const DType type = product_.gate_up->type, inner_type = product_.down->type;
-        const int64_t bytes = product_.rows.stride * operand_bytes(type);
+        const Rows& rows = product_.rows;
+        const DType type = product_.gate_up->type;
         const int64_t inner_size = product_.down->k;
-        const int64_t item = ExpertScratch::inner_bytes(inner_type);
+        const int64_t padding =
+            (scratch_.inner_stride - inner_size) * operand_bytes(scratch_.inner_type);
         thread_.share(num_pairs(), 4, [&](int64_t begin, int64_t end) {
             for (int64_t at = begin; at < end; ++at) {
-                const int64_t row = order_.pairs[at] / product_.top_k;
-                std::memcpy(scratch_.operands + at * bytes,
-                            static_cast<const char*>(product_.rows.data) + row * bytes,
-                            size_t(bytes));
-                if (type == DType::i8) scratch_.scales[at] = product_.rows.scales[row];
+                const int64_t row = order_.pairs[at] / product_.top_k, place = order_.rows[at];
+                copy_operand_row(type, rows.stride, rows.data, row, scratch_.operands, place);
+                if (type == DType::i8) scratch_.scales[place] = rows.scales[row];
                 // gate_up writes inner_size numbers; `down` reads the padding too.
-                char* padding = scratch_.inner + (at * scratch_.inner_stride + inner_size) * item;
-                std::memset(padding, 0, size_t((scratch_.inner_stride - inner_size) * item));
+                if (padding) {
+                    std::memset(scratch_.inner_row(place, inner_size), 0, size_t(padding));
+                }
             }
         });
     }
 
     void multiply_gate_up() {
         const GatedActivation& activation = product_.activation;
-        const DType inner_type = product_.down->type;
-        const Rows rows = {num_pairs(), scratch_.operands, product_.rows.stride, scratch_.scales};
+        const Rows rows = {0, scratch_.operands, product_.rows.stride, scratch_.scales};
         share_experts(product_.gate_up, product_.gate_up->num_pair_panels(), order_.gate_up_blocks,
-                      rows,
-                      [&](const Matrix& matrix, const Rows& own, int64_t first, const Block& block,
-                          const void* sums) {
-                          char* out = scratch_.inner + first * scratch_.inner_stride *
-                                                           ExpertScratch::inner_bytes(inner_type);
+                      rows, FinishedBy::quad,
+                      [&](const Matrix& matrix, const Rows& own, int64_t hit,
+                          const Blocking& blocking, int64_t index, const void* next) {
                           Product product{};
                           product.rows = own;
                           product.matrix = matrix;
                           product.epilogue = Epilogue::gate_mul;
                           product.activation = activation.function;
-                          product.out = out;
+                          product.out = scratch_.inner_row(order_.row_starts[hit]);
                           product.out_stride = scratch_.inner_stride;
-                          product.out_is_operand = inner_type == DType::bf16;
+                          product.out_is_operand = scratch_.inner_type == DType::bf16;
                           product.alpha = activation.alpha;
                           product.limit = activation.limit;
-                          finish_block(product, block, sums);
+                          multiply_block(product, blocking, index, next);
                       });
     }
 
     void multiply_down() {
-        share_experts(
-            product_.down, product_.down->num_panels(), order_.down_blocks, inner_rows(),
-            [&](const Matrix& matrix, const Rows& own, int64_t first, const Block& block,
-                const void* sums) {
-                const BlockValues values(matrix, own.scales, block, sums);
-                for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
-                    float* out =
-                        scratch_.outputs + order_.pairs[first + row] * scratch_.output_stride;
-                    for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
-                        store(out + panel * PANEL, values.at(row, panel));
-                    }
+        const auto write = [&](const BlockValues& values, const Block& block, int64_t hit) {
+            for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+                const int64_t pair = order_.pairs[order_.starts[hit] + row];
+                float* out = scratch_.outputs + pair * scratch_.output_stride;
+                for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
+                    store(out + panel * PANEL, values.at(row, panel));
                 }
-            });
+            }
+        };
+        share_experts(product_.down, product_.down->num_panels(), order_.down_blocks, inner_rows(),
+                      FinishedBy::block,
+                      [&](const Matrix& matrix, const Rows& own, int64_t hit,
+                          const Blocking& blocking, int64_t index, const void* next) {
+                          run_block(own, matrix, blocking, index, next,
+                                    [&](const Block& block, const void* sums) {
+                                        write(BlockValues(matrix, own.scales, block, sums), block,
+                                              hit);
+                                    });
+                      });
     }
 
     // The results of gate_up as operands of `down`.
     Rows inner_rows() {
         const Matrix& down = *product_.down;
-        if (down.type != DType::i8) {
-            return {num_pairs(), scratch_.inner, scratch_.inner_stride, nullptr};
-        }
-        encode_rows(thread_, down.type, num_pairs(), down.k,
-                    reinterpret_cast<const float*>(scratch_.inner), scratch_.inner_stride,
-                    scratch_.inner_operands, scratch_.inner_scales);
-        return {num_pairs(), scratch_.inner_operands, scratch_.inner_stride, scratch_.inner_scales};
+        const int64_t stride = scratch_.inner_stride;
+        if (down.type != DType::i8) return {0, scratch_.inner, stride, nullptr};
+        thread_.share(num_pairs(), 4, [&](int64_t begin, int64_t end) {
+            for (int64_t at = begin; at < end; ++at) {
+                const int64_t row = order_.rows[at];
+                encode_row(down.type, down.k, reinterpret_cast<float*>(scratch_.inner_row(row)),
+                           scratch_.inner_operands + operand_offset(down.type, row, stride, 0),
+                           scratch_.inner_scales + row);
+            }
+        });
+        return {0, scratch_.inner_operands, stride, scratch_.inner_scales};
     }
 
-    // One product of each hit expert's matrix with its part of `rows`. Calls finish(matrix, the
-    // expert's rows, index of the first of them, block, sums).
-    template <class Finish>
+    // One product of each hit expert's matrix with its part of `rows`. Calls body(matrix, the
+    // expert's rows, index of the hit expert, blocking, block, memory that is likely read next).
+    template <class Body>
     void share_experts(const Matrix* matrices, int64_t num_panels, const int64_t* first_blocks,
-                       const Rows& rows, Finish finish) {
+                       const Rows& rows, FinishedBy finished_by, Body body) {
         const int64_t num_hit = *order_.num_hit, num_blocks = first_blocks[num_hit];
-        const int64_t row_bytes = rows.stride * operand_bytes(matrices->type);
         const auto hit_of = [&](int64_t index) {
             return std::upper_bound(first_blocks, first_blocks + num_hit, index) - first_blocks - 1;
         };
         const auto blocking_of = [&](int64_t hit) {
             return expert_blocking(*matrices, num_panels, order_.num_rows(hit), num_hit,
-                                   thread_.count());
+                                   thread_.count(), finished_by);
         };
         thread_.share(num_blocks, 1, [&](int64_t index, int64_t) {
             const int64_t hit = hit_of(index);
@@ -153,16 +163,14 @@ private:
             const int64_t next_hit = hit_of(next);
             const Range next_panels =
                 blocking_of(next_hit).panel_range(next - first_blocks[next_hit]);
-            const Matrix& matrix = matrices[order_.experts[hit]];
-            const int64_t first = order_.starts[hit];
+            const int64_t first = order_.row_starts[hit];
             const Rows own = {order_.num_rows(hit),
-                              static_cast<const char*>(rows.data) + first * row_bytes, rows.stride,
-                              rows.scales ? rows.scales + first : nullptr};
-            run_block(own, matrix, blocking_of(hit), index - first_blocks[hit],
-                      matrices[order_.experts[next_hit]].panel(next_panels.begin),
-                      [&](const Block& block, const void* sums) {
-                          finish(matrix, own, first, block, sums);
-                      });
+                              static_cast<const char*>(rows.data) +
+                                  operand_offset(matrices->type, first, rows.stride, 0),
+                              rows.stride, rows.scales ? rows.scales + first : nullptr};
+            body(matrices[order_.experts[hit]], own, hit, blocking_of(hit),
+                 index - first_blocks[hit],
+                 matrices[order_.experts[next_hit]].panel(next_panels.begin));
         });
     }
 

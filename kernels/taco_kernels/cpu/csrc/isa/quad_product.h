@@ -13,11 +13,13 @@ namespace TACO_ISA {
 
 struct Bf16Tiles {
     using Item = float;
+    static constexpr DType TYPE = DType::bf16;
     static constexpr bool IS_INT8 = false;
 };
 
 struct Int8Tiles {
     using Item = int32_t;
+    static constexpr DType TYPE = DType::i8;
     static constexpr bool IS_INT8 = true;
 };
 

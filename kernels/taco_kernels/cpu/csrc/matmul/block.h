@@ -1,27 +1,32 @@
-// Cache blocking of a product: blocks of rows and panels that threads share, and parts of k that
-// stay in the cache while all rows of a block use them.
+// A block of a product, and the parts of k that stay in the cache while all rows of a block use
+// them.
 #pragma once
 
 #include <algorithm>
 
 #include "matmul/matrix.h"
+#include "matmul/operand_layout.h"
 #include "runtime/range.h"
 
 namespace TACO_ISA {
 
-// The rows and panels of one block. Its sums are [panel][row][PANEL]: floats, or int32 for int8.
+// The rows and panels of one block. Its sums are [panel][row][PANEL], with memory for whole tiles
+// of rows: floats, or int32 for int8.
 //
 // A block may have a range of k alone (segments of k, matrix.h): then `operands` and `data` point
 // to its first step, and `panel_bytes` is still that of whole panels. Sums over a range must be
 // those of a matrix that has no other k: from zero, in the order of k.
 struct Block {
     Range rows, panels;
-    const void* operands;  // of the first row
+    const void* operands;  // of the first row, which begins a tile
     int64_t operand_stride;
     const char* data;  // of the first panel
     int64_t panel_bytes;
     int64_t steps;     // of 64 bytes each, of a panel
     const char* next;  // memory that is likely read after this block
+
+    // Sums from one panel to the next.
+    int64_t sums_stride() const { return round_up(rows.size(), OPERAND_TILE_ROWS) * PANEL; }
 };
 
 // Some steps of some adjacent panels.

@@ -7,13 +7,6 @@
 
 namespace TACO_ISA {
 
-// Bytes of one operand of a matrix of `type`.
-constexpr int64_t operand_bytes(DType type) {
-    return type == DType::f32    ? int64_t(sizeof(float))
-           : type == DType::bf16 ? int64_t(sizeof(Bf16Operand))
-                                 : int64_t(sizeof(Int8Operand));
-}
-
 // A row of floats in memory, sixteen at a time, with zeros past the last.
 struct FloatRow {
     const float* values;
@@ -27,27 +20,29 @@ struct FloatRow {
     }
 };
 
-// Encodes one row of `k` floats as padded_k(type, k) operands; sets `scale` for int8 only.
+// Encodes one row of `k` floats as padded_k(type, k) operands, the first of them at `out`; sets
+// `scale` for int8 only.
 inline void encode_row(DType type, int64_t k, const float* row, void* out, RowScale* scale) {
     const FloatRow values{row, k};
     switch (type) {
         case DType::f32: std::copy_n(row, k, static_cast<float*>(out)); break;
         case DType::bf16:
             for (int64_t i = 0; i < padded_k(type, k); i += LANES) {
-                store_bf16_operand(static_cast<Bf16Operand*>(out) + i, values.at(i));
+                store_bf16_operand(operand_at(static_cast<Bf16Operand*>(out), i), values.at(i));
             }
             break;
         case DType::i8: encode_i8_row(values, k, static_cast<Int8Operand*>(out), *scale); break;
     }
 }
 
-// Encodes many rows: `out` is [count, padded_k], scales [count].
+// Encodes many rows: `out` has operand_rows(type, count) rows of padded_k, scales [count].
 inline void encode_rows(Thread& thread, DType type, int64_t count, int64_t k, const float* rows,
                         int64_t stride, void* out, RowScale* scales) {
-    const int64_t row_bytes = padded_k(type, k) * operand_bytes(type);
+    const int64_t padded = padded_k(type, k);
     thread.share(count, 4, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-            encode_row(type, k, rows + row * stride, static_cast<char*>(out) + row * row_bytes,
+            encode_row(type, k, rows + row * stride,
+                       static_cast<char*>(out) + operand_offset(type, row, padded, 0),
                        scales + row);
         }
     });

@@ -12,6 +12,7 @@
 #include "isa/partial_vectors.h"
 #include "isa/vector_math.h"
 #include "matmul/matrix.h"
+#include "matmul/operand_layout.h"
 
 namespace TACO_ISA {
 
@@ -116,10 +117,10 @@ inline void encode_i8_row(const Row& row, int64_t k, Int8Operand* out, RowScale&
     row.each([&](int64_t i, F32 values, int64_t) {
         values = div(values, divisor);
         done = split_outliers(i, values, scale, done);
-        store_i8_operand(out + i, values);
+        store_i8_operand(operand_at(out, i), values);
     });
     for (int64_t i = round_up(k, LANES); i < padded_k(DType::i8, k); i += LANES) {
-        store_i8_operand(out + i, zero());
+        store_i8_operand(operand_at(out, i), zero());
     }
 }
 

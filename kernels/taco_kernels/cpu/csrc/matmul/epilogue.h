@@ -1,4 +1,4 @@
-// The epilogue of a product: scales, bias, activation, and the store of a block's sums.
+// The epilogue of a product: scales, bias, activation, and the store of sums.
 #pragma once
 
 #include "isa/partial_vectors.h"
@@ -12,108 +12,176 @@ static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
 
 // The products of a row's outliers with a panel's columns, in units of OUTLIER_STEP. Exact: at most
 // MAX_OUTLIERS products of whole numbers up to 128.
-inline F32 outlier_sums(const RowScale& scale, const Matrix& matrix, int64_t panel) {
-    const auto* weights = static_cast<const int8_t*>(matrix.panel(panel));
+inline F32 outlier_sums(const RowScale& scale, const int8_t* panel) {
     constexpr int64_t GROUP = k_group(DType::i8);
     F32 sums = zero();
     for (int32_t i = 0; i < scale.num_outliers; ++i) {
         const Outlier& outlier = scale.outliers[i];
         const F32 columns =
-            load_byte_of_quads(weights + outlier.k / GROUP * STEP_BYTES, outlier.k % GROUP);
+            load_byte_of_quads(panel + outlier.k / GROUP * STEP_BYTES, outlier.k % GROUP);
         sums = fma(set1(outlier.high), columns, sums);
     }
     return sums;
 }
 
-// The sums of a block as floats, sixteen columns at a time, with scales and bias applied.
+// The sums of a block as floats, sixteen columns at a time, with scales and bias applied. Copies
+// what it needs, so that these stay in registers while a tile product writes memory.
 class BlockValues {
 public:
+    BlockValues() = default;
     BlockValues(const Matrix& matrix, const RowScale* row_scales, const Block& block,
                 const void* sums)
-        : matrix_(matrix), row_scales_(row_scales), block_(block), sums_(sums) {}
+        : is_int8_(matrix.type == DType::i8),
+          first_row_(block.rows.begin),
+          first_panel_(block.panels.begin),
+          sums_stride_(block.sums_stride()),
+          sums_(sums),
+          row_scales_(row_scales),
+          weights_(static_cast<const int8_t*>(matrix.data)),
+          panel_bytes_(matrix.panel_bytes()),
+          scales_(matrix.scales),
+          column_sums_(matrix.column_sums),
+          bias_(matrix.bias) {}
 
     // Row and panel are counted from the first of the rows and of the matrix.
     F32 at(int64_t row, int64_t panel) const {
         const int64_t column = panel * PANEL;
-        const int64_t index =
-            (panel - block_.panels.begin) * block_.rows.size() + row - block_.rows.begin;
+        const int64_t index = (panel - first_panel_) * sums_stride_ + (row - first_row_) * PANEL;
         F32 value;
-        if (matrix_.type == DType::i8) {
-            I32 sum = load_i32(static_cast<const int32_t*>(sums_) + index * PANEL);
+        if (is_int8_) {
+            I32 sum = load_i32(static_cast<const int32_t*>(sums_) + index);
             if constexpr (INT8_OFFSET != 0) {
-                sum = sub(sum, shift_left<7>(load_i32(matrix_.column_sums + column)));
+                sum = sub(sum, shift_left<7>(load_i32(column_sums_ + column)));
             }
             value = to_float(sum);
             const RowScale& row_scale = row_scales_[row];
             if (row_scale.num_outliers) {
-                const F32 high = outlier_sums(row_scale, matrix_, panel);
+                const F32 high = outlier_sums(row_scale, weights_ + panel * panel_bytes_);
                 value = fma(high, set1(OUTLIER_STEP), value);
             }
-            value = mul(value, mul(set1(row_scale.scale), load(matrix_.scales + column)));
+            value = mul(value, mul(set1(row_scale.scale), load(scales_ + column)));
         } else {
-            value = load(static_cast<const float*>(sums_) + index * PANEL);
+            value = load(static_cast<const float*>(sums_) + index);
         }
-        return matrix_.bias ? add(value, load(matrix_.bias + column)) : value;
+        return bias_ ? add(value, load(bias_ + column)) : value;
     }
 
 private:
-    const Matrix& matrix_;
-    const RowScale* row_scales_;
-    const Block& block_;
-    const void* sums_;
+    bool is_int8_ = false;
+    int64_t first_row_ = 0, first_panel_ = 0, sums_stride_ = 0;
+    const void* sums_ = nullptr;
+    const RowScale* row_scales_ = nullptr;
+    const int8_t* weights_ = nullptr;  // of the matrix
+    int64_t panel_bytes_ = 0;
+    const float* scales_ = nullptr;
+    const int32_t* column_sums_ = nullptr;
+    const float* bias_ = nullptr;
 };
 
-// Writes the columns of one panel; the matrix's last panel may have fewer than sixteen.
-inline void write_columns(const Product& product, int64_t row, int64_t column, int64_t columns,
-                          F32 value) {
-    const int64_t count = std::min(PANEL, columns - column), at = row * product.out_stride + column;
-    if (!product.out_is_operand) {
-        store_lanes(static_cast<float*>(product.out) + at, value, count);
-    } else if (count == PANEL) {
-        store_bf16_operand(static_cast<Bf16Operand*>(product.out) + at, value);
-    } else {
-        Bf16Operand operands[LANES];
-        store_bf16_operand(operands, value);
-        std::copy_n(operands, count, static_cast<Bf16Operand*>(product.out) + at);
+// What an epilogue does with a row. The light ones take so few instructions that they cost no time
+// beside the tile products of other rows.
+enum class RowEpilogue { store, add, gate_silu, other };
+
+inline RowEpilogue row_epilogue(const Product& product) {
+    const bool is_plain = product.activation == Activation::none;
+    switch (product.epilogue) {
+        case Epilogue::store: return is_plain ? RowEpilogue::store : RowEpilogue::other;
+        case Epilogue::add: return RowEpilogue::add;
+        case Epilogue::gate_mul: break;
     }
+    return product.activation == Activation::silu ? RowEpilogue::gate_silu : RowEpilogue::other;
 }
 
-// Writes gate(a, b) for the two halves a and b of a gated pair.
-template <class Gate>
-inline void finish_gated_block(const Product& product, const Block& block, const void* sums,
-                               Gate gate) {
-    const BlockValues values(product.matrix, product.rows.scales, block, sums);
-    for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
-        for (int64_t panel = block.panels.begin; panel < block.panels.end; panel += 2) {
-            write_columns(product, row, panel / 2 * PANEL, product.matrix.n / 2,
-                          gate(values.at(row, panel), values.at(row, panel + 1)));
+// Writes the results of a block, row by row.
+template <RowEpilogue KIND>
+class BlockRows {
+public:
+    static constexpr bool IS_LIGHT = KIND != RowEpilogue::other;
+
+    BlockRows() = default;
+    BlockRows(const Product& product, const Block& block, const void* sums)
+        : values_(product.matrix, product.rows.scales, block, sums),
+          panels_(block.panels),
+          is_gated_(product.epilogue == Epilogue::gate_mul),
+          is_operand_(product.out_is_operand),
+          columns_(is_gated_ ? product.matrix.n / 2 : product.matrix.n),
+          out_(product.out),
+          out_stride_(product.out_stride),
+          factor_(product.factor),
+          activation_(product.activation),
+          alpha_(product.alpha),
+          limit_(product.limit) {}
+
+    // The row is counted from the first of the rows.
+    void operator()(int64_t row) const {
+        if (KIND == RowEpilogue::gate_silu || (KIND == RowEpilogue::other && is_gated_)) {
+            for (int64_t panel = panels_.begin; panel < panels_.end; panel += 2) {
+                write(row, panel / 2 * PANEL,
+                      gated(values_.at(row, panel), values_.at(row, panel + 1)));
+            }
+            return;
         }
+        for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
+            const int64_t column = panel * PANEL;
+            F32 value = values_.at(row, panel);
+            if constexpr (KIND == RowEpilogue::other) value = activate(value, activation_);
+            if constexpr (KIND == RowEpilogue::add) {
+                const float* out = static_cast<const float*>(out_) + row * out_stride_ + column;
+                value =
+                    fma(value, set1(factor_), load_lanes(out, std::min(PANEL, columns_ - column)));
+            }
+            write(row, column, value);
+        }
+    }
+
+private:
+    F32 gated(F32 gate, F32 up) const {
+        if constexpr (KIND == RowEpilogue::gate_silu) return mul(silu(gate), up);
+        return activate_gated(gate, up, activation_, alpha_, limit_);
+    }
+
+    // Writes the columns of one panel; the last panel may have fewer than sixteen.
+    void write(int64_t row, int64_t column, F32 value) const {
+        const int64_t count = std::min(PANEL, columns_ - column);
+        if (is_operand_) {
+            auto* operands = reinterpret_cast<Bf16Operand*>(
+                static_cast<char*>(out_) + operand_offset(DType::bf16, row, out_stride_, 0));
+            store_bf16_operands(operands, column, value, count);
+        } else {
+            store_lanes(static_cast<float*>(out_) + row * out_stride_ + column, value, count);
+        }
+    }
+
+    BlockValues values_;
+    Range panels_ = {0, 0};
+    bool is_gated_ = false, is_operand_ = false;
+    int64_t columns_ = 0;
+    void* out_ = nullptr;
+    int64_t out_stride_ = 0;
+    float factor_ = 1;
+    Activation activation_ = Activation::none;
+    float alpha_ = 0, limit_ = 0;
+};
+
+// Calls body(std::integral_constant<RowEpilogue, ...>) with the kind of the product's epilogue.
+template <class Body>
+inline void with_row_epilogue(const Product& product, Body body) {
+    switch (row_epilogue(product)) {
+        case RowEpilogue::store:
+            return body(std::integral_constant<RowEpilogue, RowEpilogue::store>());
+        case RowEpilogue::add: return body(std::integral_constant<RowEpilogue, RowEpilogue::add>());
+        case RowEpilogue::gate_silu:
+            return body(std::integral_constant<RowEpilogue, RowEpilogue::gate_silu>());
+        case RowEpilogue::other:
+            return body(std::integral_constant<RowEpilogue, RowEpilogue::other>());
     }
 }
 
 inline void finish_block(const Product& product, const Block& block, const void* sums) {
-    if (product.epilogue == Epilogue::gate_mul) {
-        return finish_gated_block(product, block, sums, [&](F32 gate, F32 up) {
-            return activate_gated(gate, up, product.activation, product.alpha, product.limit);
-        });
-    }
-    const Matrix& matrix = product.matrix;
-    const BlockValues values(matrix, product.rows.scales, block, sums);
-    for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
-        for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
-            const int64_t column = panel * PANEL;
-            F32 value = values.at(row, panel);
-            if (product.epilogue == Epilogue::store) {
-                value = activate(value, product.activation);
-            } else {
-                const float* out = static_cast<const float*>(product.out);
-                const F32 sum = load_lanes(out + row * product.out_stride + column,
-                                           std::min(PANEL, matrix.n - column));
-                value = fma(value, set1(product.factor), sum);
-            }
-            write_columns(product, row, column, matrix.n, value);
-        }
-    }
+    with_row_epilogue(product, [&](auto kind) {
+        const BlockRows<kind> rows(product, block, sums);
+        for (int64_t row = block.rows.begin; row < block.rows.end; ++row) rows(row);
+    });
 }
 
 }  // namespace TACO_ISA

@@ -130,26 +130,29 @@ inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matr
                             const Argmax& wanted) {
     std::atomic<uint64_t>* ranks = wanted.ranks;
     const int64_t num_sums = num_partial_sums(matrix.n);
+    if (rows.count == 0) return thread.barrier();
     if (thread.index() == 0) {
         for (int64_t row = 0; row < rows.count; ++row) ranks[row].store(0);
     }
     thread.barrier();
-    share_allowed_blocks(
-        thread, rows, matrix, wanted.masks, [&](const Block& block, const void* sums) {
-            const LogitValues values(BlockValues(matrix, rows.scales, block, sums),
-                                     wanted.transform);
-            for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
-                const uint64_t rank =
-                    best_rank(values, block, row, matrix.n, wanted.masks.mask(row));
-                uint64_t seen = ranks[row].load(std::memory_order_relaxed);
-                while (seen < rank &&
-                       !ranks[row].compare_exchange_weak(seen, rank, std::memory_order_relaxed)) {
-                }
-                if (wanted.logprobs) {
-                    sum_partially(values, block, row, matrix.n, wanted.sums + row * num_sums);
-                }
+    const auto finish = [&](const Block& block, const void* sums) {
+        const LogitValues values(BlockValues(matrix, rows.scales, block, sums), wanted.transform);
+        for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+            const uint64_t rank = best_rank(values, block, row, matrix.n, wanted.masks.mask(row));
+            uint64_t seen = ranks[row].load(std::memory_order_relaxed);
+            while (seen < rank &&
+                   !ranks[row].compare_exchange_weak(seen, rank, std::memory_order_relaxed)) {
             }
-        });
+            if (wanted.logprobs) {
+                sum_partially(values, block, row, matrix.n, wanted.sums + row * num_sums);
+            }
+        }
+    };
+    const Blocking blocking(matrix, rows.count, matrix.num_panels(), thread.count(),
+                            FinishedBy::block);
+    share_blocks(thread, matrix, blocking, wanted.masks, [&](int64_t index, const void* next) {
+        run_block(rows, matrix, blocking, index, next, finish);
+    });
     thread.share(rows.count, 1, [&](int64_t row, int64_t) {
         const uint64_t rank = ranks[row].load();
         wanted.columns[row] = column_of(rank);

@@ -67,11 +67,11 @@ struct RowScale {
 
 // Rows of activations as operands. For a matrix of type f32: float. For bf16: the instruction set's
 // Bf16Operand. For int8: its Int8Operand with a RowScale per row. k is padded to padded_k with
-// zeros (int8: with the encoding of zero).
+// zeros (int8: with the encoding of zero). Where a row's operands are: operand_layout.h.
 struct Rows {
     int64_t count;
     const void* data;
-    int64_t stride;          // items from one row to the next, at least padded_k
+    int64_t stride;          // items of a row, at least padded_k
     const RowScale* scales;  // int8 only, [count]
 };
 
@@ -80,8 +80,8 @@ struct Product {
     Matrix matrix;
     Epilogue epilogue;
     Activation activation;       // for Epilogue::store and gate_mul
-    void* out;                   // [count, columns]
-    int64_t out_stride;          // items
+    void* out;                   // [count, columns]; operands as in Rows
+    int64_t out_stride;          // items of a row
     bool out_is_operand;         // out holds Bf16Operands, else floats
     float alpha = 0, limit = 0;  // of Activation::swiglu_clipped
     float factor = 1;            // for Epilogue::add
@@ -94,7 +94,7 @@ struct HeadProduct {
     const float* x;  // [count] rows; a head's columns begin `x_head_stride` after the last one's
     int64_t x_stride, x_head_stride;
     Matrix matrix;     // of the first head, without a bias; the others follow, each in whole panels
-    void* operands;    // [num_heads, count, padded_k], the kernel's own, unless the matrix is f32
+    void* operands;    // [num_heads] times Rows, the kernel's own, unless the matrix is f32
     RowScale* scales;  // int8 only, [num_heads, count], the kernel's own
     float* out;        // [count] rows of heads of `matrix.n` columns
     int64_t out_stride, out_head_stride;

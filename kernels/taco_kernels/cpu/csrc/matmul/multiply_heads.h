@@ -9,16 +9,22 @@
 
 namespace TACO_ISA {
 
+// Bytes from the first head's operands to those of another.
+inline int64_t head_offset(const HeadProduct& product, int64_t head) {
+    const DType type = product.matrix.type;
+    return operand_offset(type, head * operand_rows(type, product.count),
+                          padded_k(type, product.matrix.k), 0);
+}
+
 // The rows of one head as operands.
 inline Rows head_rows(const HeadProduct& product, int64_t head) {
     const Matrix& matrix = product.matrix;
     if (matrix.type == DType::f32) {
         return {product.count, product.x + head * product.x_head_stride, product.x_stride, nullptr};
     }
-    const int64_t stride = padded_k(matrix.type, matrix.k), first = head * product.count;
-    const char* operands =
-        static_cast<const char*>(product.operands) + first * stride * operand_bytes(matrix.type);
-    return {product.count, operands, stride, product.scales ? product.scales + first : nullptr};
+    const int64_t stride = padded_k(matrix.type, matrix.k);
+    return {product.count, static_cast<const char*>(product.operands) + head_offset(product, head),
+            stride, product.scales ? product.scales + head * product.count : nullptr};
 }
 
 // The matrix of one head; each begins with a whole panel.
@@ -33,13 +39,14 @@ inline Matrix head_matrix(const HeadProduct& product, int64_t head) {
 
 inline void encode_heads(Thread& thread, const HeadProduct& product) {
     const Matrix& matrix = product.matrix;
-    const int64_t row_bytes = padded_k(matrix.type, matrix.k) * operand_bytes(matrix.type);
+    const int64_t stride = padded_k(matrix.type, matrix.k);
     thread.share(product.num_heads * product.count, 4, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             const int64_t head = i / product.count, row = i % product.count;
             encode_row(matrix.type, matrix.k,
                        product.x + row * product.x_stride + head * product.x_head_stride,
-                       static_cast<char*>(product.operands) + i * row_bytes,
+                       static_cast<char*>(product.operands) + head_offset(product, head) +
+                           operand_offset(matrix.type, row, stride, 0),
                        product.scales ? product.scales + i : nullptr);
         }
     });
@@ -51,7 +58,7 @@ inline void multiply_heads(Thread& thread, const HeadProduct& product) {
     if (matrix.type != DType::f32) encode_heads(thread, product);
     const int64_t heads = product.num_heads;
     const Blocking blocking(matrix, product.count, matrix.num_panels(),
-                            int(ceil_div(thread.count(), heads)));
+                            int(ceil_div(thread.count(), heads)), FinishedBy::quad);
     const int64_t blocks = blocking.count();
     thread.share(heads * blocks, 1, [&](int64_t index, int64_t) {
         const int64_t head = index / blocks;
@@ -61,10 +68,9 @@ inline void multiply_heads(Thread& thread, const HeadProduct& product) {
         float* out = product.out + head * product.out_head_stride;
         const Product head_product{
             rows, own, Epilogue::store, Activation::none, out, product.out_stride, false};
-        run_block(
-            rows, own, blocking, index % blocks,
-            head_matrix(product, next / blocks).panel(blocking.panel_range(next % blocks).begin),
-            [&](const Block& block, const void* sums) { finish_block(head_product, block, sums); });
+        multiply_block(
+            head_product, blocking, index % blocks,
+            head_matrix(product, next / blocks).panel(blocking.panel_range(next % blocks).begin));
     });
 }
 

@@ -87,7 +87,7 @@ void sum_on_vectors(const Block& block, typename Step::Item* sums) {
     const int64_t rows = block.rows.size();
     const auto* operands = static_cast<const typename Step::Operand*>(block.operands);
     const int64_t panels = pass_panels(ceil_div(rows, ceil_div(rows, PASS_ROWS)));
-    const int64_t sums_stride = rows * PANEL;
+    const int64_t sums_stride = block.sums_stride();
     for_parts(block, panels, [&](const Part& part, int64_t panel, int64_t count, int64_t step) {
         for_row_blocks<PASS_ROWS>(rows, [&](int64_t first, auto pass_rows) {
             add_pass<Step, pass_rows>(

@@ -14,7 +14,13 @@
 
 namespace TACO_ISA {
 
-constexpr OperandBytes OPERAND_BYTES{sizeof(Bf16Operand), sizeof(Int8Operand)};
+constexpr OperandSizes OPERAND_SIZES{sizeof(Bf16Operand), sizeof(Int8Operand), OPERAND_TILE_ROWS};
+
+// The first operand of a row of a buffer, or of the part of a row from operand `k` on.
+inline char* operands_of(const Buffer& buffer, const RowBuffer& rows, int64_t row, int64_t k = 0) {
+    const int64_t stride = rows.stride / operand_bytes(buffer.type);
+    return rows.data + operand_offset(buffer.type, row, stride, k);
+}
 
 // Calls body(row) once for each row, on the next free thread. Ends with a barrier.
 template <class Body>
@@ -90,18 +96,19 @@ private:
     int64_t token_of(int64_t row) const {
         return output_rows_ ? output_rows_[begin_ + row] : begin_ + row;
     }
-    // Row `row` of this run in a buffer; a local buffer holds only these rows.
-    char* bytes_of(const Columns& columns, int64_t row) const {
-        const RowBuffer& buffer = buffers_[columns.buffer];
-        const bool is_local = program_.buffers[columns.buffer].is_local;
-        return buffer.row(is_local ? row : begin_ + row);
+    // The place of row `row` of this run in a buffer; a local buffer holds only these rows.
+    int64_t place_of(const Columns& columns, int64_t row) const {
+        return program_.buffers[columns.buffer].is_local ? row : begin_ + row;
+    }
+    char* operands_of(const Columns& columns, int64_t row) const {
+        return TACO_ISA::operands_of(program_.buffers[columns.buffer], buffers_[columns.buffer],
+                                     place_of(columns, row));
     }
     float* floats_of(const Columns& columns, int64_t row) const {
-        return reinterpret_cast<float*>(bytes_of(columns, row)) + columns.start;
+        return buffers_[columns.buffer].floats(place_of(columns, row)) + columns.start;
     }
     RowScale* scale_of(const Columns& columns, int64_t row) const {
-        const bool is_local = program_.buffers[columns.buffer].is_local;
-        return buffers_[columns.buffer].scales + (is_local ? row : begin_ + row);
+        return buffers_[columns.buffer].scales + place_of(columns, row);
     }
 
     int64_t end_of_row_ops(int64_t first, int64_t past) const {
@@ -173,7 +180,7 @@ private:
         const Buffer& target = program_.buffers[op.out.buffer];
         if (target.type != DType::f32) {
             norm_row_encoded(op.norm, floats_of(op.x, row), op.x.size, op.weight, op.bias, op.eps,
-                             target.type, bytes_of(op.out, row), scale_of(op.out, row));
+                             target.type, operands_of(op.out, row), scale_of(op.out, row));
             return;
         }
         norm_groups_row(op.norm, floats_of(op.x, row), op.x.size / op.group, op.group, op.weight,
@@ -183,14 +190,14 @@ private:
     void encode(const Op& op) const {
         const DType type = program_.buffers[op.out.buffer].type;
         kernels().encode_rows(thread_, type, count_, op.x.size, floats_of(op.x, 0),
-                              buffers_[op.x.buffer].float_stride(), bytes_of(op.out, 0),
+                              buffers_[op.x.buffer].float_stride(), operands_of(op.out, 0),
                               scale_of(op.out, 0));
     }
 
     void linear(const Op& op) const {
         const bool as_operands = program_.buffers[op.out.buffer].type == DType::bf16;
         const Rows rows = factors(op.x, op.matrix);
-        void* out = as_operands ? static_cast<void*>(bytes_of(op.out, 0)) : floats_of(op.out, 0);
+        void* out = as_operands ? static_cast<void*>(operands_of(op.out, 0)) : floats_of(op.out, 0);
         const int64_t stride = as_operands ? padded_k(DType::bf16, op.out.size)
                                            : buffers_[op.out.buffer].float_stride();
         kernels().multiply(thread_, Product{rows, op.matrix, op.epilogue, op.activation, out,
@@ -202,7 +209,7 @@ private:
         if (matrix.type == DType::f32) {
             return {count_, floats_of(x, 0), buffers_[x.buffer].float_stride(), nullptr};
         }
-        return {count_, bytes_of(x, 0), padded_k(matrix.type, matrix.k), scale_of(x, 0)};
+        return {count_, operands_of(x, 0), padded_k(matrix.type, matrix.k), scale_of(x, 0)};
     }
 
     // Expert ids are int32 in a buffer of floats.

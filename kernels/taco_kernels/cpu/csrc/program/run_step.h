@@ -78,11 +78,12 @@ private:
     void clear_tails() {
         for (int64_t i = 0; i < program_.num_buffers; ++i) {
             const Buffer& buffer = program_.buffers[i];
-            const int64_t used = buffer.columns * OPERAND_BYTES.of(buffer.type);
-            const int64_t padding = buffers_[i].stride - used;
+            const int64_t used = buffer.columns * OPERAND_SIZES.of(buffer.type);
+            const int64_t padding = buffers_[i].stride - used;  // less than a piece of a row
             if (!buffer.clears_tail || padding == 0) continue;
             share_rows(thread_, buffer.is_local ? chunk_rows(rows_) : rows_, [&](int64_t row) {
-                std::memset(buffers_[i].row(row) + used, 0, size_t(padding));
+                std::memset(operands_of(buffer, buffers_[i], row, buffer.columns), 0,
+                            size_t(padding));
             });
         }
     }
@@ -170,9 +171,15 @@ private:
 
     void copy_row(int32_t index, int64_t from, int64_t to) {
         const RowBuffer &source = buffers_[index], &target = scratch_.restricted[index];
-        std::memcpy(target.row(to), source.row(from), size_t(source.stride));
+        const DType type = program_.buffers[index].type;
+        if (type == DType::f32) {
+            std::memcpy(target.row(to), source.row(from), size_t(source.stride));
+        } else {
+            copy_operand_row(type, source.stride / operand_bytes(type), source.data, from,
+                             target.data, to);
+        }
         // Buffers of other types have no scales: their pointers are those of the next array.
-        if (program_.buffers[index].type == DType::i8) target.scales[to] = source.scales[from];
+        if (type == DType::i8) target.scales[to] = source.scales[from];
     }
 
     Thread& thread_;
@@ -240,7 +247,7 @@ inline int64_t forward_bytes(const Program& program, const Step& step, int num_t
     Arena counter(nullptr);
     // Attention and experts never run at the same time.
     ForwardScratch(
-        counter, OPERAND_BYTES, program, step,
+        counter, OPERAND_SIZES, program, step,
         std::max(attention_bytes(program, step, num_threads), experts_bytes(program, step)));
     return counter.used();
 }
@@ -248,7 +255,7 @@ inline int64_t forward_bytes(const Program& program, const Step& step, int num_t
 inline void forward(Thread& thread, const Program& program, const Step& step) {
     Arena arena(step.scratch);
     // The workspace comes last: its address does not depend on its size.
-    const ForwardScratch scratch(arena, OPERAND_BYTES, program, step, 0);
+    const ForwardScratch scratch(arena, OPERAND_SIZES, program, step, 0);
     StepRun(thread, program, step, scratch).run();
 }
 

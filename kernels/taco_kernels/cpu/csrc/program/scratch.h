@@ -9,16 +9,22 @@
 #include "runtime/arena.h"
 #include "sampling/sampling_args.h"
 
-// Bytes of an operand of an instruction set.
-struct OperandBytes {
-    int64_t bf16, int8;
+// What memory the operands of an instruction set take (matmul/operand_layout.h).
+struct OperandSizes {
+    int64_t bf16, int8;  // bytes of an operand
+    int64_t tile_rows;   // memory is a multiple of as many rows
 
     int64_t of(DType type) const {
         return type == DType::f32 ? 4 : type == DType::bf16 ? bf16 : int8;
     }
-    // Bytes of a row of operands for a matrix.
-    int64_t row(const Matrix& matrix) const {
-        return matrix.data ? padded_k(matrix.type, matrix.k) * of(matrix.type) : 0;
+    // Rows of memory for `count` rows.
+    int64_t rows(DType type, int64_t count) const {
+        return type == DType::f32 ? count : round_up(count, tile_rows);
+    }
+    // Bytes of `count` rows of operands for a matrix.
+    int64_t bytes(const Matrix& matrix, int64_t count) const {
+        if (!matrix.data) return 0;
+        return rows(matrix.type, count) * padded_k(matrix.type, matrix.k) * of(matrix.type);
     }
 };
 
@@ -43,17 +49,18 @@ constexpr int64_t row_stride(int64_t floats) { return round_up(floats, 16); }
 // The rows of a buffer. Operands of int8 matrices have a scale per row.
 struct RowBuffer {
     char* data;
-    int64_t stride;  // bytes
+    int64_t stride;  // bytes of a row
     RowScale* scales;
 
+    // Of floats; of operands only the first row of a tile (run_rows.h has the others).
     char* row(int64_t index) const { return data + index * stride; }
     float* floats(int64_t index) const { return reinterpret_cast<float*>(row(index)); }
     int64_t float_stride() const { return stride / int64_t(sizeof(float)); }
 };
 
-inline int64_t row_bytes(const Buffer& buffer, OperandBytes bytes) {
+inline int64_t row_bytes(const Buffer& buffer, OperandSizes sizes) {
     if (buffer.type == DType::f32) return row_stride(buffer.columns) * int64_t(sizeof(float));
-    return buffer.num_groups * padded_k(buffer.type, buffer.columns) * bytes.of(buffer.type);
+    return buffer.num_groups * padded_k(buffer.type, buffer.columns) * sizes.of(buffer.type);
 }
 
 // Most buffers of a program; taco_kernels/cpu/program.py checks it.
@@ -67,14 +74,14 @@ struct ForwardScratch {
     int32_t* block_tables;
     void* workspace;  // of one kernel at a time; it comes last: its size varies
 
-    ForwardScratch(Arena& arena, OperandBytes bytes, const Program& program, const Step& step,
+    ForwardScratch(Arena& arena, OperandSizes sizes, const Program& program, const Step& step,
                    int64_t workspace_bytes) {
         const int64_t tokens = step.batch.num_tokens, outputs = step.num_outputs;
         for (int64_t i = 0; i < program.num_buffers; ++i) {
             const Buffer& buffer = program.buffers[i];
             const int64_t rows = buffer.is_local ? chunk_rows(tokens) : tokens;
-            buffers[i] = take(arena, buffer, bytes, rows);
-            restricted[i] = take(arena, buffer, bytes, buffer.is_restricted ? outputs : 0);
+            buffers[i] = take(arena, buffer, sizes, rows);
+            restricted[i] = take(arena, buffer, sizes, buffer.is_restricted ? outputs : 0);
         }
         query_start = arena.take<int32_t>(outputs + 1);
         seq_lens = arena.take<int32_t>(outputs);
@@ -83,9 +90,9 @@ struct ForwardScratch {
     }
 
 private:
-    static RowBuffer take(Arena& arena, const Buffer& buffer, OperandBytes bytes, int64_t rows) {
-        const int64_t stride = row_bytes(buffer, bytes);
-        char* data = static_cast<char*>(arena.take_bytes(rows * stride));
+    static RowBuffer take(Arena& arena, const Buffer& buffer, OperandSizes sizes, int64_t rows) {
+        const int64_t stride = row_bytes(buffer, sizes);
+        char* data = static_cast<char*>(arena.take_bytes(sizes.rows(buffer.type, rows) * stride));
         return {data, stride,
                 arena.take<RowScale>(buffer.type == DType::i8 ? rows * buffer.num_groups : 0)};
     }
@@ -99,13 +106,13 @@ struct LogitsScratch {
     PartialSum* sums;  // [a chunk, num_partial_sums] where log probabilities are wanted, else none
     int64_t embedded_stride;
 
-    LogitsScratch(Arena& arena, OperandBytes bytes, const Program& program, const Logits& logits) {
+    LogitsScratch(Arena& arena, OperandSizes sizes, const Program& program, const Logits& logits) {
         const int64_t chunk = chunk_rows(logits.count);
         const Matrix& lm_head = program.lm_head;
         embedded_stride = row_stride(lm_head.k);
         embedded = arena.take<float>(program.embed_out.data ? chunk * embedded_stride : 0);
-        operands =
-            arena.take_bytes(chunk * std::max(bytes.row(lm_head), bytes.row(program.embed_out)));
+        operands = arena.take_bytes(
+            std::max(sizes.bytes(lm_head, chunk), sizes.bytes(program.embed_out, chunk)));
         scales = arena.take<RowScale>(chunk);
         ranks = arena.take<std::atomic<uint64_t>>(chunk);
         sums = arena.take<PartialSum>(logits.logprobs ? chunk * num_partial_sums(lm_head.n) : 0);

@@ -1,0 +1,336 @@
+// The sums of a block on AMX tiles.
+//
+//     for each range of k whose rows an L2 cache holds     (one, unless k is long)
+//       for each two panels
+//         for each part of k whose weights an L1 cache holds
+//           for each 32 rows: a quad of sums over the part
+//
+// Rows pass through the L1 cache (tileloaddt1); weights stay in it while all rows use them, and the
+// next part's are fetched meanwhile, a slice beside each 32 rows. Up to 32 rows need no parts: the
+// sums stay in tiles over all k, and the weights pass through too, as one stream.
+//
+// Sums go to memory and back exactly, and a tile product adds in the order of k: ranges, parts and
+// blocks change no bit. Segments of k (matrix.h) are whole parts and ranges.
+#pragma once
+
+#include "isa/quad_product.h"
+#include "matmul/blocking.h"
+#include "matmul/epilogue.h"
+#include "runtime/thread_memory.h"
+
+#ifdef TACO_HAS_TILES
+
+namespace TACO_ISA {
+
+// Steps of a part: 32 KB of two panels, in an L1 cache of 48 KB.
+constexpr int64_t PART_TILE_STEPS = 16;
+// Steps that a stream of weights is fetched ahead: 4 KB of each panel.
+constexpr int64_t STEPS_AHEAD = 4;
+constexpr int64_t LINES_OF_TILE = TILE_BYTES / 64;
+
+// Weights to fetch beside a quad: as many lines of two panels in each step.
+struct Fetch {
+    const char* at;
+    int64_t panel_bytes, lines;
+    int64_t turn = -1;  // the step from which on `next` is fetched, if any
+    const char* next = nullptr;
+
+    void operator()(int64_t step) {
+        if (step == turn) at = next;
+        for (int64_t line = 0; line < lines; ++line, at += 64) {
+            __builtin_prefetch(at, 0, 2);
+            __builtin_prefetch(at + panel_bytes, 0, 2);
+        }
+    }
+};
+
+// The rows of a quad that are left to finish, and a fetch, beside the products of the next quad.
+template <class Rows>
+struct FinishAndFetch {
+    Fetch fetch;
+    Rows rows;
+    int64_t row, end, rows_per_step;
+
+    void operator()(int64_t step) {
+        fetch(step);
+        for (int64_t i = 0; i < rows_per_step && row < end; ++i) rows(row++);
+    }
+};
+
+// Weights are fetched, and nothing is finished, beside this product.
+template <class Tiles, Streamed STREAMED>
+__attribute__((noinline)) void sum_alone(int64_t rows, int64_t panels, const QuadProduct& product,
+                                         const Fetch& fetch) {
+    multiply_quad<Tiles, STREAMED>(rows, panels, product, fetch);
+}
+
+// Adds the sums of segments of k as a binary tree, row by row, and finishes the last one's rows.
+// Segment `index` completes as many subtrees as its number ends with ones; `levels` keeps the sums
+// of those that wait for their other half.
+template <class Rows>
+class SegmentRows {
+public:
+    static constexpr bool IS_LIGHT = Rows::IS_LIGHT;
+
+    SegmentRows() = default;
+    SegmentRows(const Rows& rows, const Block& quad, float* sums, float* levels,
+                int64_t levels_stride, int64_t level_size, int64_t index, bool is_last)
+        : rows_(rows),
+          first_row_(quad.rows.begin),
+          num_panels_(quad.panels.size()),
+          sums_(sums),
+          sums_stride_(quad.sums_stride()),
+          levels_(levels),
+          levels_stride_(levels_stride),
+          level_size_(level_size),
+          index_(index),
+          is_last_(is_last) {}
+
+    void operator()(int64_t row) const {
+        const int64_t at = (row - first_row_) * PANEL;
+        for (int64_t panel = 0; panel < num_panels_; ++panel) {
+            float* own = sums_ + panel * sums_stride_ + at;
+            float* level = levels_ + panel * levels_stride_ + at;
+            F32 sum = load(own);
+            for (int64_t ones = index_; ones % 2; ones /= 2, level += level_size_) {
+                sum = add(load(level), sum);
+            }
+            store(is_last_ ? own : level, sum);
+        }
+        if (is_last_) rows_(row);
+    }
+
+private:
+    Rows rows_;
+    int64_t first_row_ = 0, num_panels_ = 0;
+    float* sums_ = nullptr;
+    int64_t sums_stride_ = 0;
+    float* levels_ = nullptr;
+    int64_t levels_stride_ = 0, level_size_ = 0, index_ = 0;
+    bool is_last_ = true;
+};
+
+template <class Rows>
+constexpr bool HAS_SEGMENTS = false;
+template <class Rows>
+constexpr bool HAS_SEGMENTS<SegmentRows<Rows>> = true;
+
+// In place of BlockRows: the caller finishes the block's sums.
+struct NoRows {
+    static constexpr bool IS_LIGHT = false;
+};
+
+// Computes one block. `Rows` finishes the rows of a quad: BlockRows, SegmentRows of them, or
+// NoRows.
+template <class Tiles, class Rows>
+class TileBlock {
+    using Item = typename Tiles::Item;
+    static constexpr bool FINISHES = !std::is_same_v<Rows, NoRows>;
+    static constexpr int64_t ITEM_BYTES = sizeof(Item);
+
+public:
+    // `sums`: of the whole block with NoRows or with several ranges of k, else of two panels; as
+    // many again for each level of a tree of segments.
+    TileBlock(const Block& block, const Product* product, Item* sums, int64_t range_steps)
+        : block_(block),
+          product_(product),
+          sums_(sums),
+          count_(block.rows.size()),
+          steps_(block.steps / LINES_OF_TILE),
+          segment_steps_(steps_ / (HAS_SEGMENTS<Rows> ? product->matrix.segments : 1)),
+          range_steps_(range_steps),
+          group_bytes_(operand_offset(Tiles::TYPE, TILE_ROWS, block.operand_stride, 0)),
+          keeps_all_(!FINISHES || range_steps < steps_) {}
+
+    void run() {
+        configure_whole_tiles();
+        if (count_ <= QUAD_ROWS) {
+            stream_panels();
+        } else {
+            for (int64_t step = 0, end; step < steps_; step = end) {
+                end = std::min(step + range_steps_, steps_);
+                if (range_steps_ < segment_steps_) {
+                    end = std::min(end, round_up(step + 1, segment_steps_));
+                } else {
+                    end = end / segment_steps_ * segment_steps_;
+                }
+                sum_range({step, end});
+            }
+        }
+        finish_rest();
+        release_tiles();
+    }
+
+private:
+    const char* weights(int64_t panel, int64_t step) const {
+        return block_.data + panel * block_.panel_bytes + step * TILE_BYTES;
+    }
+
+    // Up to 32 rows: all k at once.
+    void stream_panels() {
+        const int64_t num_panels = block_.panels.size();
+        for (int64_t panel = 0; panel < num_panels; panel += 2) {
+            const bool is_last = panel + 2 >= num_panels;
+            const char* next = is_last ? block_.next : weights(panel + 2, 0);
+            for (int64_t step = 0; step < steps_; step += segment_steps_) {
+                const int64_t turn = std::max<int64_t>(steps_ - STEPS_AHEAD - step, 0);
+                const Fetch fetch{weights(panel, step + STEPS_AHEAD), block_.panel_bytes,
+                                  LINES_OF_TILE, turn, next};
+                sum_quad<Streamed::all>(panel, 0, {step, step + segment_steps_}, fetch);
+            }
+        }
+    }
+
+    void sum_range(Range range) {
+        // Parts are all alike, and none is in two segments.
+        const int64_t piece_steps = std::min(range.size(), segment_steps_);
+        const int64_t parts = ceil_div(piece_steps, PART_TILE_STEPS);
+        const int64_t num_panels = block_.panels.size();
+        const int64_t num_parts = range.size() / piece_steps * parts;
+        const int64_t num_groups = ceil_div(count_, QUAD_ROWS);
+        const int64_t lines = ceil_div(LINES_OF_TILE, num_groups);
+        const auto part_of = [&](int64_t index) {
+            const int64_t piece = range.begin + index / parts * piece_steps, part = index % parts;
+            return Range{piece + piece_steps * part / parts,
+                         piece + piece_steps * (part + 1) / parts};
+        };
+        for (int64_t panel = 0; panel < num_panels; panel += 2) {
+            for (int64_t index = 0; index < num_parts; ++index) {
+                const Range part = part_of(index);
+                const char* next = index + 1 < num_parts    ? weights(panel, part.end)
+                                   : panel + 2 < num_panels ? weights(panel + 2, range.begin)
+                                   : range.end < steps_     ? weights(0, range.end)
+                                                            : block_.next;
+                for (int64_t group = 0; group < num_groups; ++group) {
+                    const int64_t fetched = group * part.size() * lines * 64;
+                    const bool is_needed = fetched < part.size() * TILE_BYTES;
+                    const Fetch fetch{next + fetched, block_.panel_bytes, is_needed ? lines : 0};
+                    sum_quad<Streamed::rows>(panel, group * QUAD_ROWS, part, fetch);
+                }
+            }
+        }
+    }
+
+    // Adds the steps of a part to the sums of up to 32 rows with up to two panels.
+    template <Streamed STREAMED>
+    void sum_quad(int64_t panel, int64_t row, Range part, const Fetch& fetch) {
+        const int64_t rows = std::min(QUAD_ROWS, count_ - row);
+        const int64_t panels = std::min<int64_t>(2, block_.panels.size() - panel);
+        const int64_t stride = block_.sums_stride();
+        Item* slot = sums_ + (keeps_all_ ? panel : 0) * stride + row * PANEL;
+        const QuadSums kept{slot, 64, TILE_BYTES, stride * ITEM_BYTES};
+        const bool ends = FINISHES && part.end % segment_steps_ == 0;  // a segment, or all k
+        QuadProduct product{};
+        product.rows = static_cast<const char*>(block_.operands) + row / TILE_ROWS * group_bytes_ +
+                       part.begin * TILE_BYTES;
+        product.row_bytes = 64;
+        product.row_step_bytes = TILE_BYTES;
+        product.lower_rows = group_bytes_;
+        product.panels = weights(panel, part.begin);
+        product.panel_bytes = block_.panel_bytes;
+        product.steps = part.size();
+        if (part.begin % segment_steps_) product.from = kept;
+        product.to = kept;
+        Block quad = block_;
+        quad.rows = {block_.rows.begin + row, block_.rows.begin + row + rows};
+        quad.panels = {block_.panels.begin + panel, block_.panels.begin + panel + panels};
+        if (ends) {
+            product.to = {quads_[turn_], 64, TILE_BYTES, quad.sums_stride() * ITEM_BYTES};
+        }
+        multiply_and_finish<STREAMED>(rows, panels, product, fetch);
+        if constexpr (FINISHES) {
+            if (!ends) return;
+            rest_ = {rows_of(quad, slot, part.end), quad.rows.begin, quad.rows.end};
+            turn_ ^= 1;
+            if (!Rows::IS_LIGHT) finish_rest();
+        }
+    }
+
+    // What is left to do for the rows of a quad whose sums end at a step. `slot`: where its sums
+    // were kept.
+    Rows rows_of(const Block& quad, Item* slot, int64_t end) {
+        if constexpr (HAS_SEGMENTS<Rows>) {
+            const int64_t stride = block_.sums_stride();
+            const int64_t level_size = (keeps_all_ ? block_.panels.size() : 2) * stride;
+            return Rows({*product_, quad, quads_[turn_]}, quad, quads_[turn_], slot + level_size,
+                        stride, level_size, end / segment_steps_ - 1, end == steps_);
+        } else {
+            return Rows(*product_, quad, quads_[turn_]);
+        }
+    }
+
+    // One quad's products, and beside them, if that is the common form, the rest of the quad
+    // before.
+    template <Streamed STREAMED>
+    void multiply_and_finish(int64_t rows, int64_t panels, const QuadProduct& product,
+                             const Fetch& fetch) {
+        if constexpr (Rows::IS_LIGHT) {
+            const int64_t rows_per_step = ceil_div(rest_.end - rest_.row, product.steps);
+            FinishAndFetch<Rows> beside{fetch, rest_.rows, rest_.row, rest_.end, rows_per_step};
+            if (rows > TILE_ROWS && panels == 2) {
+                beside = multiply_quad<Tiles, true, true, STREAMED>(product, beside);
+                rest_.row = beside.row;
+                return;
+            }
+            if (STREAMED == Streamed::all && panels == 2) {
+                beside = multiply_quad<Tiles, false, true, STREAMED>(product, beside);
+                rest_.row = beside.row;
+                return;
+            }
+        }
+        finish_rest();
+        sum_alone<Tiles, STREAMED>(rows, panels, product, fetch);
+    }
+
+    void finish_rest() {
+        if constexpr (FINISHES) {
+            for (; rest_.row < rest_.end; ++rest_.row) rest_.rows(rest_.row);
+        }
+    }
+
+    struct Rest {
+        Rows rows;
+        int64_t row = 0, end = 0;  // those that are left
+    };
+
+    const Block& block_;
+    const Product* product_;
+    Item* const sums_;
+    const int64_t count_, steps_, segment_steps_, range_steps_, group_bytes_;
+    const bool keeps_all_;
+    Rest rest_;
+    int turn_ = 0;
+    alignas(64) Item quads_[2][QUAD_ROWS * 2 * PANEL];
+};
+
+// Computes the sums of a block.
+template <class Tiles>
+void sum_on_tiles(const Block& block, typename Tiles::Item* sums) {
+    TileBlock<Tiles, NoRows>(block, nullptr, sums, block.steps / LINES_OF_TILE).run();
+}
+
+// Computes a block of a product, range by range of k, and writes its results.
+inline void multiply_on_tiles(const Product& product, const Block& block, int64_t range_steps) {
+    const Matrix& matrix = product.matrix;
+    const bool keeps_all = range_steps < block.steps / LINES_OF_TILE;
+    const int64_t panels = keeps_all ? block.panels.size() : 2;
+    int64_t num_sums = 1;
+    for (int64_t segments = matrix.segments; segments > 1; segments /= 2) ++num_sums;
+    void* sums = thread_memory(num_sums * panels * block.sums_stride() * 4);
+    const auto run = [&](auto tiles, auto rows) {
+        using Tiles = decltype(tiles);
+        using Item = typename Tiles::Item;
+        TileBlock<Tiles, decltype(rows)>(block, &product, static_cast<Item*>(sums), range_steps)
+            .run();
+    };
+    with_row_epilogue(product, [&](auto kind) {
+        using Rows = BlockRows<kind>;
+        if (matrix.type == DType::i8) return run(Int8Tiles(), Rows());
+        if (matrix.segments > 1) return run(Bf16Tiles(), SegmentRows<Rows>());
+        run(Bf16Tiles(), Rows());
+    });
+}
+
+}  // namespace TACO_ISA
+
+#endif
