@@ -10,6 +10,7 @@ from torch import Tensor
 from taco_kernels import build
 from taco_kernels.library import CpuKernels, load_library
 
+EMULATED_LIBRARY = Path(__file__).parents[2] / "build" / "kernels" / "libtaco_kernels_emulated.so"
 EMULATED = tuple(isa.name for isa in build.EMULATED_SETS)
 
 # By what Linux says of the CPU, since the library is not built yet when tests are collected.
@@ -30,8 +31,7 @@ def _library(emulated: bool) -> ctypes.CDLL:
         built = build.build()
         assert not built.skipped_sets, built.skipped_sets
         return load_library()
-    path = Path(__file__).parents[2] / "build" / "kernels" / "libtaco_kernels_emulated.so"
-    return load_library(build.build(path, build.EMULATED_SETS).library)
+    return load_library(build.build(EMULATED_LIBRARY, build.EMULATED_SETS).library)
 
 
 @cache

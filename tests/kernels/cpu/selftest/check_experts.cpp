@@ -82,10 +82,7 @@ public:
 private:
     Floats multiply(TacoPool* pool, int64_t first, int64_t count) {
         const int64_t stride = padded_k(type_, HIDDEN);
-        const int64_t bytes = type_ == DType::f32    ? 4
-                              : type_ == DType::bf16 ? taco_pool_bf16_operand_bytes(pool)
-                                                     : taco_pool_int8_operand_bytes(pool);
-        Bytes operands(count * stride * bytes);
+        Bytes operands(operand_memory(pool, type_, count, HIDDEN));
         std::vector<RowScale> scales(static_cast<size_t>(count));
         Floats out(static_cast<size_t>(count * HIDDEN));
         taco_encode_rows(pool, int32_t(type_), count, HIDDEN, x_.data() + first * HIDDEN, HIDDEN,

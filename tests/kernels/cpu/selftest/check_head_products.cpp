@@ -49,14 +49,9 @@ private:
     int64_t out_head_stride() const { return shape_.n + 5; }
     int64_t out_stride() const { return shape_.num_heads * out_head_stride(); }
 
-    int64_t operand_bytes() const {
-        return type_ == DType::bf16 ? taco_pool_bf16_operand_bytes(subject_.pool)
-                                    : taco_pool_int8_operand_bytes(subject_.pool);
-    }
-
     Floats multiply(TacoPool* pool, int64_t first, int64_t count) {
         const int64_t groups = shape_.num_heads * count;
-        Bytes operands(groups * padded_k(type_, shape_.k) * operand_bytes());
+        Bytes operands(shape_.num_heads * operand_memory(pool, type_, count, shape_.k));
         std::vector<RowScale> scales(static_cast<size_t>(groups));
         Floats out(size_t(count * out_stride()), BEFORE);
         HeadProduct product = {};

@@ -43,6 +43,14 @@ Doubles rounded(DType type, const float* row, int64_t k, float scale) {
 
 }  // namespace
 
+int64_t operand_memory(const TacoPool* pool, DType type, int64_t count, int64_t k) {
+    if (type == DType::f32) return count * k * int64_t(sizeof(float));
+    const int64_t rows = round_up(count, taco_pool_operand_tile_rows(pool));
+    return rows * padded_k(type, k) *
+           (type == DType::bf16 ? taco_pool_bf16_operand_bytes(pool)
+                                : taco_pool_int8_operand_bytes(pool));
+}
+
 Doubles as_operands(DType type, const float* row, int64_t k) {
     return rounded(type, row, k, scale_beside_outliers(row, k));
 }

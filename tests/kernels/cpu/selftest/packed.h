@@ -8,6 +8,9 @@ inline const char* name_of(DType type) {
     return type == DType::f32 ? "f32" : type == DType::bf16 ? "bf16" : "int8";
 }
 
+// Bytes of `count` rows of k operands of a matrix of `type`.
+int64_t operand_memory(const TacoPool* pool, DType type, int64_t count, int64_t k);
+
 // What multiplying with a matrix of `type` makes of a row of activations.
 Doubles as_operands(DType type, const float* row, int64_t k);
 
