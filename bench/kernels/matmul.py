@@ -1,46 +1,49 @@
-"""Matrix products of the CPU kernels beside this machine's limits and torch's F.linear.
+"""Matrix products of the CPU kernels beside this machine's limits and torch.mm.
 
     python -m bench.kernels.matmul [--threads N] [--model NAME] [--type NAME] [--rows N ...]
         [--save]
 
 Every matrix has enough copies to exceed the CPU caches. They are multiplied in turn, like a
-model's layers, so the weights come from memory. Each round times TACO and torch one after the
-other. A figure is the best round, because other load only adds time. The share is relative to
-the bound of the product: the weights read at the measured bandwidth, or the operations at the
-measured peak of the instruction set, whichever takes longer.
+model's layers, so the weights come from memory. All numbers are random. The results go where a
+step of a model puts them, to memory that exists before: `out` and `down` are added to a residual
+stream, and `gate_up` of bf16 makes the operands of the next product. Each round times TACO and
+torch one after the other. A figure is the best round, because other load only adds time.
+
+`of_read` is the weights' share of the read bandwidth, and `of_peak` the operations' share of the
+peak of the instruction set, both measured before with the same threads. `share` is the greater one.
 """
 
 import argparse
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, Literal
 
 import torch
-from torch.nn import functional
 
 from bench import record
 from bench.kernels.rounds import DTYPES, Limits, load_and_measure_limits, time_in_turn
-from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, empty_operands, multiply
 from taco_kernels.library import CpuKernels
 
-# Name: n, k, and whether it is a gated pair.
-Shapes = dict[str, tuple[int, int, bool]]
+# Name: n, k, and what is done with the product.
+Shapes = dict[str, tuple[int, int, Literal["store", "add", "gate"]]]
 MODELS: dict[str, Shapes] = {
     "0.5b": {
-        "qkv": (1152, 896, False),
-        "out": (896, 896, False),
-        "gate_up": (9728, 896, True),
-        "down": (896, 4864, False),
-        "lm_head": (151936, 896, False),
+        "qkv": (1152, 896, "store"),
+        "out": (896, 896, "add"),
+        "gate_up": (9728, 896, "gate"),
+        "down": (896, 4864, "add"),
+        "lm_head": (151936, 896, "store"),
     },
     "7b": {
-        "qkv": (12288, 4096, False),
-        "out": (4096, 4096, False),
-        "gate_up": (22016, 4096, True),
-        "down": (4096, 11008, False),
+        "qkv": (12288, 4096, "store"),
+        "out": (4096, 4096, "add"),
+        "gate_up": (22016, 4096, "gate"),
+        "down": (4096, 11008, "add"),
     },
 }
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 1024)
-COLD_BYTES = 200 << 20
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+COLD_BYTES = 640 << 20  # more than the shared cache of a server's CPU
 ROUND_SECONDS = 0.03
 # Instructions that compute a product of each type, by the roofline's names.
 PEAKS = {
@@ -81,14 +84,14 @@ def main() -> None:
 
 def measure(
     kernels: CpuKernels,
-    shape: tuple[int, int, bool],
+    shape: tuple[int, int, Literal["store", "add", "gate"]],
     type_name: str,
     row_counts: Sequence[int],
     rounds: int,
     limits: Limits,
 ) -> list[dict[str, float]]:
-    n, k, gated = shape
-    dtype = DTYPES[type_name]
+    n, k, epilogue = shape
+    dtype, gated = DTYPES[type_name], epilogue == "gate"
     weight = torch.randn(n, k, dtype=torch.bfloat16)
     copies = max(1, COLD_BYTES // (n * k * dtype.itemsize))
     matrices = [
@@ -99,11 +102,16 @@ def measure(
     lines = []
     for rows in row_counts:
         x = torch.randn(rows, k)
-        encoded, operands = EncodedRows(kernels, x, dtype), x.to(dtype)
-        activation = "silu" if gated else "none"
+        call = partial(
+            multiply,
+            kernels,
+            EncodedRows(kernels, x, dtype),
+            **options(kernels, shape, dtype, rows),
+        )
+        operands, out = x.to(dtype), torch.randn(rows, n).to(dtype)
         found = time_in_turn(
-            [partial(multiply, kernels, encoded, each, activation=activation) for each in matrices],
-            [partial(functional.linear, operands, each) for each in weights],
+            [partial(call, each) for each in matrices],
+            [partial(torch.mm, operands, each.T, out=out) for each in weights],
             num_bytes=n * k * dtype.itemsize,
             operations=2 * rows * n * k,
             limits=limits,
@@ -112,6 +120,24 @@ def measure(
         )
         lines.append({"rows": rows, **found})
     return lines
+
+
+def options(
+    kernels: CpuKernels,
+    shape: tuple[int, int, Literal["store", "add", "gate"]],
+    dtype: torch.dtype,
+    rows: int,
+) -> dict[str, Any]:
+    """The epilogue of a product as `multiply` takes it, with memory for its result."""
+    n, _, epilogue = shape
+    if epilogue == "add":
+        return {"add_to": torch.randn(rows, n)}
+    if epilogue == "store":
+        return {"out": torch.randn(rows, n)}
+    if dtype != torch.bfloat16:
+        return {"out": torch.randn(rows, n // 2), "activation": "silu"}
+    out = empty_operands(kernels, dtype, rows, n // 2)
+    return {"out": out, "as_operands": True, "activation": "silu"}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-// What the machine can do at most: reading memory, and multiplying out of registers alone.
+// What the machine can do at most: reading memory, and multiplying: vectors out of registers alone,
+// tiles out of the first-level cache, because a tile is used only a few times.
+//
+// The operands are random numbers. Zeros, or one number in all lanes, would take less power: with
+// tiles the clock is then higher than with any real product.
 //
 // Every loop is compiled for its own instruction set; `roofline_has` says which may be called.
 // All take as many steps as they are told and return something that depends on all their work.
@@ -19,7 +23,9 @@ constexpr int kTileData = 18;
 
 struct Leaf {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    Leaf(unsigned leaf, unsigned subleaf) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
+    Leaf(unsigned leaf, unsigned subleaf) {
+        __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx);
+    }
 };
 
 bool bit(unsigned word, int index) { return (word >> index) & 1; }
@@ -71,18 +77,53 @@ __attribute__((target("amx-tile"))) inline void load_config(const TileConfig& co
     _tile_loadconfig(&config);
 }
 
+// Steps of the tile loops that the first-level cache holds.
+constexpr int64_t kSteps = 4;
+
+struct Numbers {
+    alignas(64) float fp32[32];
+    alignas(64) uint16_t bf16[kSteps * 2048];
+    alignas(64) int8_t int8[kSteps * 4096];
+
+    Numbers() {
+        for (float& x : fp32) x = next();
+        for (uint16_t& x : bf16) {
+            const float number = next();
+            uint32_t bits;
+            std::memcpy(&bits, &number, sizeof bits);
+            x = static_cast<uint16_t>(bits >> 16);
+        }
+        for (int8_t& x : int8) x = static_cast<int8_t>(127 * next());
+    }
+
+private:
+    // From -1 to 1 (xorshift, Marsaglia 2003).
+    float next() {
+        state_ ^= state_ << 13;
+        state_ ^= state_ >> 17;
+        state_ ^= state_ << 5;
+        return static_cast<float>(static_cast<int32_t>(state_)) / 2147483648.0f;
+    }
+    uint32_t state_ = 2463534242u;
+};
+
+const Numbers& numbers() {
+    static const Numbers made;
+    return made;
+}
+
 // Keeps a value in a register, so that the compiler neither folds nor drops the loop around it.
 #define KEEP(value) asm volatile("" : "+v"(value))
 
-// Ten independent sums hide the latency of an instruction on every machine at hand. SUMS declares s0
-// to s9; STEPS applies `update` to the number of each sum, `steps` times.
-#define SUMS(type, zero) \
+// Ten independent sums hide the latency of an instruction on every machine at hand. SUMS declares
+// s0 to s9; STEPS applies `update` to the number of each sum, `steps` times.
+#define SUMS(type, zero)                                                                         \
     type s0 = zero, s1 = zero, s2 = zero, s3 = zero, s4 = zero, s5 = zero, s6 = zero, s7 = zero, \
          s8 = zero, s9 = zero
-#define STEPS(update)                                      \
-    for (int64_t step = 0; step < steps; ++step) {         \
-        update(0) update(1) update(2) update(3) update(4)  \
-        update(5) update(6) update(7) update(8) update(9)  \
+#define STEPS(update)                                                                             \
+    for (int64_t step = 0; step < steps; ++step) {                                                \
+        update(0) update(1) update(2) update(3) update(4) update(5) update(6) update(7) update(8) \
+            update(9)                                                                             \
     }
 
 }  // namespace
@@ -115,23 +156,27 @@ __attribute__((target("avx2"))) int64_t roofline_read(const char* data, size_t b
 
 // 10 x 8 multiply-adds a step.
 __attribute__((target("avx2,fma"))) void roofline_avx2_fp32(int64_t steps) {
-    __m256 a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(0.25f);
+    __m256 a = _mm256_load_ps(numbers().fp32), b = _mm256_load_ps(numbers().fp32 + 8);
     SUMS(__m256, _mm256_setzero_ps());
-#define UPDATE(i) s##i = _mm256_fmadd_ps(a, b, s##i); KEEP(s##i);
+#define UPDATE(i)                       \
+    s##i = _mm256_fmadd_ps(a, b, s##i); \
+    KEEP(s##i);
     STEPS(UPDATE)
 #undef UPDATE
 }
 
 // 10 x 32 multiply-adds a step, in three instructions for each ten.
 __attribute__((target("avx2"))) void roofline_avx2_int8(int64_t steps) {
-    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), ones = _mm256_set1_epi16(1);
+    const auto* operands = reinterpret_cast<const __m256i*>(numbers().int8);
+    __m256i a = _mm256_load_si256(operands), b = _mm256_load_si256(operands + 1);
+    __m256i ones = _mm256_set1_epi16(1);
     SUMS(__m256i, _mm256_setzero_si256());
-#define UPDATE(i)                                                       \
-    {                                                                   \
-        __m256i pairs = _mm256_maddubs_epi16(a, b);                     \
-        KEEP(pairs);                                                    \
+#define UPDATE(i)                                                      \
+    {                                                                  \
+        __m256i pairs = _mm256_maddubs_epi16(a, b);                    \
+        KEEP(pairs);                                                   \
         s##i = _mm256_add_epi32(s##i, _mm256_madd_epi16(pairs, ones)); \
-        KEEP(s##i);                                                     \
+        KEEP(s##i);                                                    \
     }
     STEPS(UPDATE)
 #undef UPDATE
@@ -139,43 +184,56 @@ __attribute__((target("avx2"))) void roofline_avx2_int8(int64_t steps) {
 
 // 10 x 16 multiply-adds a step.
 __attribute__((target("avx512f"))) void roofline_avx512_fp32(int64_t steps) {
-    __m512 a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(0.25f);
+    __m512 a = _mm512_load_ps(numbers().fp32), b = _mm512_load_ps(numbers().fp32 + 16);
     SUMS(__m512, _mm512_setzero_ps());
-#define UPDATE(i) s##i = _mm512_fmadd_ps(a, b, s##i); KEEP(s##i);
+#define UPDATE(i)                       \
+    s##i = _mm512_fmadd_ps(a, b, s##i); \
+    KEEP(s##i);
     STEPS(UPDATE)
 #undef UPDATE
 }
 
 // 10 x 32 multiply-adds a step.
 __attribute__((target("avx512f,avx512bf16"))) void roofline_avx512_bf16(int64_t steps) {
-    const __m512i ones = _mm512_set1_epi16(0x3f80);  // 1.0
     __m512bh a, b;
-    std::memcpy(&a, &ones, sizeof a);
-    std::memcpy(&b, &ones, sizeof b);
+    std::memcpy(&a, numbers().bf16, sizeof a);
+    std::memcpy(&b, numbers().bf16 + 32, sizeof b);
     SUMS(__m512, _mm512_setzero_ps());
-#define UPDATE(i) s##i = _mm512_dpbf16_ps(s##i, a, b); KEEP(s##i);
+#define UPDATE(i)                        \
+    s##i = _mm512_dpbf16_ps(s##i, a, b); \
+    KEEP(s##i);
     STEPS(UPDATE)
 #undef UPDATE
 }
 
 // 10 x 64 multiply-adds a step.
 __attribute__((target("avx512f,avx512vnni"))) void roofline_avx512_vnni(int64_t steps) {
-    __m512i a = _mm512_set1_epi32(0x01010101), b = a;
+    __m512i a = _mm512_load_si512(numbers().int8), b = _mm512_load_si512(numbers().int8 + 64);
     SUMS(__m512i, _mm512_setzero_si512());
-#define UPDATE(i) s##i = _mm512_dpbusd_epi32(s##i, a, b); KEEP(s##i);
+#define UPDATE(i)                           \
+    s##i = _mm512_dpbusd_epi32(s##i, a, b); \
+    KEEP(s##i);
     STEPS(UPDATE)
 #undef UPDATE
 }
 
-// 4 x 16 x 16 x 32 multiply-adds a step: two tiles of each side and their four products.
+// 4 x 16 x 16 x 32 multiply-adds a step: two tiles of each side, loaded from the first-level cache,
+// and their four products.
 __attribute__((target("amx-tile,amx-bf16"))) void roofline_amx_bf16(int64_t steps) {
     const TileConfig config;
     load_config(config);
-    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-    _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
     for (int64_t step = 0; step < steps; ++step) {
+        const char* tiles = reinterpret_cast<const char*>(numbers().bf16) + step % kSteps * 4096;
+        _tile_loadd(6, tiles, 64);
+        _tile_loadd(4, tiles + 1024, 64);
         _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, tiles + 2048, 64);
         _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, tiles + 3072, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -186,11 +244,18 @@ __attribute__((target("amx-tile,amx-bf16"))) void roofline_amx_bf16(int64_t step
 __attribute__((target("amx-tile,amx-int8"))) void roofline_amx_int8(int64_t steps) {
     const TileConfig config;
     load_config(config);
-    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-    _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
     for (int64_t step = 0; step < steps; ++step) {
+        const char* tiles = reinterpret_cast<const char*>(numbers().int8) + step % kSteps * 4096;
+        _tile_loadd(6, tiles, 64);
+        _tile_loadd(4, tiles + 1024, 64);
         _tile_dpbssd(0, 4, 6);
+        _tile_loadd(7, tiles + 2048, 64);
         _tile_dpbssd(1, 4, 7);
+        _tile_loadd(5, tiles + 3072, 64);
         _tile_dpbssd(2, 5, 6);
         _tile_dpbssd(3, 5, 7);
     }

@@ -1,9 +1,10 @@
-"""The machine's limits: memory bandwidth, and multiply-add rate from registers.
+"""The machine's limits: memory bandwidth, and multiply-add rate with random numbers.
 
     python -m bench.kernels.roofline [--threads N] [--save]
 
 Benchmarks of kernels import `measure` and print their share of these limits. The loops are C++
-that is compiled here. Loops with instructions that the CPU lacks are skipped.
+that is compiled here. Vectors multiply from registers, tiles from the first-level cache. Loops with
+instructions that the CPU lacks are skipped.
 """
 
 import argparse

@@ -62,7 +62,8 @@ def time_in_turn(
     Args:
         ours: the same call over different memory, so that its data is not cached; `theirs`
             likewise, and empty if torch has no such call.
-        num_bytes, operations: of one call; the share is relative to their minimum time.
+        num_bytes, operations: of one call; the share is relative to their minimum time, the
+            greater of the shares of the peak and of the read bandwidth.
     """
     best = best_torch = float("inf")
     for _ in range(rounds):
@@ -75,6 +76,8 @@ def time_in_turn(
         "gb_per_s": round(num_bytes / best / 1e9, 1),
         "gops": round(operations / best / 1e9, 1),
         "share": round(bound / best, 3),
+        "of_peak": round(operations / limits.peak / best, 3),
+        "of_read": round(num_bytes / limits.read / best, 3),
     }
     if theirs:
         figures["torch_us"] = round(best_torch * 1e6, 1)
