@@ -26,6 +26,8 @@ const Case cases[] = {
     {"decode and prefill", 40, 6, 2, 16, {{37, 1}, {0, 19}, {130, 5}}},
     {"grouped heads, several spans", 64, 8, 2, 32, {{290, 35}, {600, 1}}},
     {"one long prompt", 128, 2, 1, 16, {{0, 77}}},
+    {"blocks of several row groups", 64, 14, 2, 16, {{250, 160}}},
+    {"rows that miss a span of their block", 48, 8, 1, 32, {{240, 70}}, 20},
     {"window, cap and alibi", 48, 4, 4, 16, {{300, 9}, {3, 1}, {15, 2}}, 23, 5.0f, true},
 };
 
