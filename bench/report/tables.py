@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ RESULTS = ROOT / "bench" / "results"
 PAGES = {
     Path("README.md"): ("highlights",),
     Path("docs/benchmarks.md"): ("parts", "peers"),
-    Path("docs/cpu.md"): ("perplexity",),
+    Path("docs/cpu.md"): ("perplexity", "int8_choices"),
     Path("docs/speculation.md"): ("speculation",),
 }
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -163,6 +163,7 @@ def with_tables(text: str, results: Path) -> str:
         "highlights": highlights_table,
         "parts": parts_table,
         "peers": peers_table,
+        "int8_choices": int8_choices_table,
         "perplexity": perplexity_table,
         "roofline": roofline_table,
         "speculation": speculation_table,
@@ -226,12 +227,46 @@ def experts_table(results: Path) -> Iterator[str]:
 
 
 def perplexity_table(results: Path) -> Iterator[str]:
-    """Yields each storage type of weights and KV, relative to the first."""
-    perplexities: dict[str, float] = _read(results / "perplexity.json")["figures"]["perplexity"]
-    exact = next(iter(perplexities.values()))
-    yield from ("| weights, KV | perplexity | |", "|---|---|---|")
-    for name, perplexity in perplexities.items():
-        yield f"| {name} | {perplexity:.2f} | {perplexity / exact - 1:+.2%} |"
+    """Yields each storage type of weights and KV, relative to the first, without and with outliers
+    planted.
+    """
+    rows = _read(results / "perplexity.json")["figures"]["engine"]
+    yield (
+        "| weights, KV | perplexity | | tokens that differ | with outliers | | tokens that differ |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for name in dict.fromkeys(row["name"] for row in rows):
+        yield f"| {name} | {_quality(rows, name, 'none')} | {_quality(rows, name, 'compensated')} |"
+
+
+def int8_choices_table(results: Path) -> Iterator[str]:
+    """Yields each way to round a model to int8: quality on text, and of random models' logits."""
+    figures = _read(results / "perplexity.json")["figures"]
+    rows, errors = figures["choices"], figures["logits"]
+    models = list(dict.fromkeys(row["model"] for row in errors))
+    head = ["rounded to int8", "perplexity", "", "tokens that differ"]
+    head += ["with outliers", "", "tokens that differ"]
+    head += [f"logits, {model}: none / outliers" for model in models]
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for name in dict.fromkeys(row["name"] for row in errors):
+        cells = [name, _quality(rows, name, "none"), _quality(rows, name, "compensated")]
+        for model in models:
+            found = {
+                row["planting"]: row["logit_error"]
+                for row in errors
+                if (row["model"], row["name"]) == (model, name)
+            }
+            cells.append(f"{found['none']:.2%} / {found['bare']:.2%}")
+        yield f"| {' | '.join(cells)} |"
+
+
+def _quality(rows: Sequence[Mapping[str, Any]], name: str, planting: str) -> str:
+    """Cells of one row of a model: perplexity, relative to the first row, and differing tokens."""
+    same = [row for row in rows if row["planting"] == planting]
+    row = next(row for row in same if row["name"] == name)
+    perplexity, exact = row["perplexity"], same[0]["perplexity"]
+    return f"{perplexity:.2f} | {perplexity / exact - 1:+.2%} | {row['differing']:.2%}"
 
 
 def _peers_row(verdict: Verdict, shape: str, run: int) -> str:
