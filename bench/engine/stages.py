@@ -31,7 +31,7 @@ _STAGES: tuple[tuple[Any, str, str], ...] = (
     (SlotMatchers, "begin", "worker: begin masks"),
     (SlotMatchers, "_compute", "masks"),
     (model_runner, "make_input", "worker: input"),
-    (CpuModel, "forward", "worker: call forward"),
+    (CpuModel, "_forward", "worker: call the kernels"),
     (ModelRunner, "_sample", "worker: sample"),
     (ModelRunner, "_sample_rest", "worker: sample"),
     (InputBatch, "advance", "worker: advance"),

@@ -68,6 +68,14 @@ class NoModel:
     def most_likely(self, hidden: Tensor, masks: None = None) -> Tensor:
         return self._logits[: hidden.shape[0]].argmax(-1)
 
+    def forward_most_likely(
+        self, inputs: ModelInput, *, gives_logprobs: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        hidden = self.forward(inputs)
+        if gives_logprobs:
+            return self.most_likely_logprobs(hidden)
+        return self.most_likely(hidden), None
+
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         best = self._logits[: hidden.shape[0]].log_softmax(-1).max(-1)
         return best.indices, best.values

@@ -263,10 +263,10 @@ def test_an_exception_in_the_model_fails_only_its_step(
     good = make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)])
     with monkeypatch.context() as patch:
 
-        def out_of_memory(*_: object) -> None:
+        def out_of_memory(*_: object, **__: object) -> None:
             raise RuntimeError("out of memory")
 
-        patch.setattr(worker._runner._model, "forward", out_of_memory)
+        patch.setattr(worker._runner._model, "forward_most_likely", out_of_memory)
         assert worker.execute(good).error == "RuntimeError: out of memory"
     assert worker.execute(make_plan({0: 1})).error
     assert sampled(worker.execute(replace(good, epoch=2))).keys() == {0}

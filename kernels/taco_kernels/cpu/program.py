@@ -1,10 +1,11 @@
-"""A model's step on the CPU kernels in one call: the program's structs, and its runner."""
+"""Runs a model's steps on the CPU kernels."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Array, Structure, c_bool, c_float, c_int32, c_int64, c_void_p
+from ctypes import Array, Structure
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -13,16 +14,17 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.kv_cache import PagedKV, SlotCopies
-from taco_kernels.cpu.structs import (
-    Attention,
-    Batch,
-    ExpertProduct,
-    KVCache,
-    KVCopies,
-    Matrix,
-    Router,
-    TokenMasks,
+from taco_kernels.cpu.program_structs import (
+    MAX_BUFFERS,
+    OP_KINDS,
+    Buffer,
+    Logits,
+    Op,
+    Program,
+    Stage,
+    Step,
 )
+from taco_kernels.cpu.structs import KVCopies
 from taco_kernels.cpu.token_masks import NO_MASKS, MaskColumns
 from taco_kernels.library import CpuKernels, keep_gil
 from taco_kernels.native.memory import Scratch
@@ -30,149 +32,23 @@ from taco_kernels.native.memory import Scratch
 IntArray = npt.NDArray[np.int32]
 _Struct = TypeVar("_Struct", bound=Structure)
 
-NORM_KINDS = {"rms": 0, "layer": 1}
-EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
-BUFFER_TYPES = {"f32": 0, "bf16": 1, "i8": 2}
-OP_KINDS = (
-    "embed",
-    "norm",
-    "encode",
-    "linear",
-    "rope",
-    "activation",
-    "add",
-    "scale",
-    "cap",
-    "clip",
-    "gate",
-    "copy",
-    "keep",
-    "write_kv",
-    "attend",
-    "restrict_rows",
-    "route",
-    "experts",
-    "head_linear",
-    "head_copy",
-    "input",
-)
-_MAX_BUFFERS = 64  # csrc/program/scratch.h
-_TABLE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
+@dataclass(frozen=True, slots=True)
+class MostLikely:
+    """The most likely tokens of some rows, which the kernels fill in.
 
-class Table(Structure):
-    _fields_ = (("data", c_void_p), ("stride", c_int64), ("type", c_int32))
+    Attributes:
+        token_ids: int32 [num_rows]; NO_TOKEN where the greatest logit is not finite.
+        logprobs: float32 [num_rows], of these tokens, undefined for NO_TOKEN; None: not wanted.
+    """
 
+    token_ids: Tensor
+    logprobs: Tensor | None
 
-class Buffer(Structure):
-    _fields_ = (
-        ("columns", c_int64),
-        ("type", c_int32),
-        ("num_groups", c_int64),
-        ("is_local", c_bool),
-        ("clears_tail", c_bool),
-        ("is_restricted", c_bool),
-    )
-
-
-class Columns(Structure):
-    _fields_ = (("buffer", c_int32), ("start", c_int32), ("size", c_int64))
-
-
-class Op(Structure):
-    _fields_ = (
-        ("kind", c_int32),
-        ("x", Columns),
-        ("y", Columns),
-        ("out", Columns),
-        ("table", Table),
-        ("matrix", Matrix),
-        ("indexes_positions", c_bool),
-        ("adds", c_bool),
-        ("offset", c_int64),
-        ("epilogue", c_int32),
-        ("activation", c_int32),
-        ("is_gated", c_bool),
-        ("norm", c_int32),
-        ("eps", c_float),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("group", c_int64),
-        ("weight_step", c_int64),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
-        ("rotary_dim", c_int64),
-        ("rotary_style", c_int32),
-        ("num_sections", c_int64),
-        ("sections", c_void_p),
-        ("alpha", c_float),
-        ("factor", c_float),
-        ("index", c_int64),
-        ("attention", Attention),
-        ("live", c_void_p),
-        ("num_live", c_int64),
-        ("is_final", c_bool),
-        ("router", Router),
-        ("experts", ExpertProduct),
-        ("ids", Columns),
-        ("weights", Columns),
-        ("num_heads", c_int64),
-        ("x_stride", c_int64),
-        ("out_stride", c_int64),
-    )
-
-
-class Stage(Structure):
-    _fields_ = (("first", c_int64), ("count", c_int64), ("by_chunks", c_bool))
-
-
-class Program(Structure):
-    _fields_ = (
-        ("num_buffers", c_int64),
-        ("num_ops", c_int64),
-        ("num_stages", c_int64),
-        ("buffers", c_void_p),
-        ("ops", c_void_p),
-        ("stages", c_void_p),
-        ("hidden", c_int32),
-        ("embed_out", Matrix),
-        ("lm_head", Matrix),
-        ("logit_scale", c_float),
-        ("logit_cap", c_float),
-    )
-
-
-class Step(Structure):
-    _fields_ = (
-        ("batch", Batch),
-        ("cache", KVCache),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("rope_positions", c_void_p),
-        ("embedding_rows", c_void_p),
-        ("embeddings", c_void_p),
-        ("num_outputs", c_int64),
-        ("output_rows", c_void_p),
-        ("hidden", c_void_p),
-        ("num_kept", c_int64),
-        ("kept_layers", c_void_p),
-        ("kept", c_void_p),
-        ("scratch", c_void_p),
-        ("copies", KVCopies),
-        ("columns", c_void_p),
-    )
-
-
-class Logits(Structure):
-    _fields_ = (
-        ("count", c_int64),
-        ("hidden", c_void_p),
-        ("logits", c_void_p),
-        ("token_ids", c_void_p),
-        ("logprobs", c_void_p),
-        ("masks", TokenMasks),
-        ("scratch", c_void_p),
-    )
+    @classmethod
+    def of(cls, num_rows: int, *, gives_logprobs: bool = False) -> MostLikely:
+        logprobs = torch.empty(num_rows, dtype=torch.float32) if gives_logprobs else None
+        return cls(torch.empty(num_rows, dtype=torch.int32), logprobs)
 
 
 class ProgramRunner:
@@ -201,8 +77,8 @@ class ProgramRunner:
         Raises:
             ValueError: there are more buffers than the kernels allow.
         """
-        if len(buffers) > _MAX_BUFFERS:
-            raise ValueError(f"a program has at most {_MAX_BUFFERS} buffers, not {len(buffers)}")
+        if len(buffers) > MAX_BUFFERS:
+            raise ValueError(f"a program has at most {MAX_BUFFERS} buffers, not {len(buffers)}")
         self._kernels = kernels
         self._quick_lib = keep_gil(kernels.lib)
         self.cache = cache
@@ -240,6 +116,7 @@ class ProgramRunner:
         embedding_rows: IntArray | None = None,
         embeddings: Tensor | None = None,
         columns: Tensor | None = None,
+        most_likely: MostLikely | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values to the cache.
 
@@ -258,6 +135,8 @@ class ProgramRunner:
                 the embedding table, or -1.
             embeddings: contiguous float32 [rows, embedding_size].
             columns: contiguous float32 [num_tokens, columns of the op input], if there is one.
+            most_likely: is filled for the outputs. The host works before the step for that, and
+                not between the step and its logits, when the caches hold none of its code.
 
         Returns:
             float32 [num_outputs, hidden_size].
@@ -282,7 +161,17 @@ class ProgramRunner:
             width = step.num_kept * self._hidden_size
             self.kept_hidden = torch.empty((token_ids.size, width), dtype=torch.float32)
             step.kept = self.kept_hidden.data_ptr()
-        self._run("forward", step)
+        if most_likely is None:
+            self._prepare("forward", step)
+            self._call("forward", step)
+            return hidden
+        self._set_logits(hidden, None, most_likely)
+        self._prepare("forward", step)
+        self._prepare("logits", self._logits)
+        step.scratch = self._logits.scratch  # may have moved; one begins when the other has ended
+        self._call("forward", step)
+        if output_rows.size:
+            self._call("logits", self._logits)
         return hidden
 
     def compute_logits(self, hidden: Tensor, masks: MaskColumns | None = None) -> Tensor:
@@ -293,7 +182,8 @@ class ProgramRunner:
                 that the masks of all rows ban are not computed.
         """
         logits = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
-        self._run_logits(hidden, logits, None, masks=masks)
+        self._set_logits(hidden, logits, None, masks)
+        self._run_logits()
         return logits
 
     def most_likely(self, hidden: Tensor, masks: MaskColumns | None = None) -> Tensor:
@@ -304,19 +194,21 @@ class ProgramRunner:
         Args:
             masks: as for `compute_logits`.
         """
-        token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
-        self._run_logits(hidden, None, token_ids, masks=masks)
-        return token_ids
+        found = MostLikely.of(hidden.shape[0])
+        self._set_logits(hidden, None, found, masks)
+        self._run_logits()
+        return found.token_ids
 
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """`most_likely`, and the log probabilities of these tokens: float32 [num_rows].
 
         The log probability is undefined in rows with NO_TOKEN.
         """
-        token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
-        logprobs = torch.empty(hidden.shape[0], dtype=torch.float32)
-        self._run_logits(hidden, None, token_ids, logprobs)
-        return token_ids, logprobs
+        found = MostLikely.of(hidden.shape[0], gives_logprobs=True)
+        assert found.logprobs is not None
+        self._set_logits(hidden, None, found)
+        self._run_logits()
+        return found.token_ids, found.logprobs
 
     def keep_hidden(self, layers: Sequence[int]) -> None:
         """Keep the outputs of these layers in `kept_hidden` from the next step on.
@@ -338,12 +230,11 @@ class ProgramRunner:
             raise ValueError("the input columns must be contiguous float32")
         return columns.data_ptr()
 
-    def _run_logits(
+    def _set_logits(
         self,
         hidden: Tensor,
         out: Tensor | None,
-        token_ids: Tensor | None,
-        logprobs: Tensor | None = None,
+        most_likely: MostLikely | None,
         masks: MaskColumns | None = None,
     ) -> None:
         if hidden.dtype != torch.float32 or not hidden.is_contiguous():
@@ -351,39 +242,37 @@ class ProgramRunner:
         logits = self._logits
         logits.count, logits.hidden = hidden.shape[0], hidden.data_ptr()
         logits.logits = None if out is None else out.data_ptr()
-        logits.token_ids = None if token_ids is None else token_ids.data_ptr()
-        logits.logprobs = None if logprobs is None else logprobs.data_ptr()
+        logits.token_ids = logits.logprobs = None
+        if most_likely is not None:
+            logits.token_ids = most_likely.token_ids.data_ptr()
+            if most_likely.logprobs is not None:
+                logits.logprobs = most_likely.logprobs.data_ptr()
         logits.masks = (
             NO_MASKS if masks is None else masks.struct(hidden.shape[0], self._vocab_size)
         )
-        if logits.count:
-            self._run("logits", logits)
 
-    def _run(self, stage: str, arguments: Step | Logits) -> None:
-        pool = self._kernels.pool
-        pointers = ctypes.byref(self._program), ctypes.byref(arguments)
-        num_bytes = getattr(self._quick_lib, f"taco_program_{stage}_bytes")(pool, *pointers)
+    def _run_logits(self) -> None:
+        if self._logits.count:
+            self._prepare("logits", self._logits)
+            self._call("logits", self._logits)
+
+    def _prepare(self, stage: str, arguments: Step | Logits) -> None:
+        """Reserve the scratch memory of a stage."""
+        count_bytes = getattr(self._quick_lib, f"taco_program_{stage}_bytes")
+        num_bytes = count_bytes(
+            self._kernels.pool, ctypes.byref(self._program), ctypes.byref(arguments)
+        )
         arguments.scratch = self._scratch.reserve(num_bytes)
-        getattr(self._kernels.lib, f"taco_program_{stage}")(pool, *pointers)
+
+    def _call(self, stage: str, arguments: Step | Logits) -> None:
+        run = getattr(self._kernels.lib, f"taco_program_{stage}")
+        run(self._kernels.pool, ctypes.byref(self._program), ctypes.byref(arguments))
 
 
 def _address(array: IntArray) -> int:
     if array.dtype != np.int32 or not array.flags.c_contiguous:
         raise ValueError(f"a step's arrays must be contiguous int32, not {array.dtype}")
     return array.__array_interface__["data"][0]
-
-
-def table_struct(table: Tensor) -> Table:
-    """Rows of an embedding table: float32, bfloat16 or float16 [rows, columns].
-
-    Raises:
-        ValueError: its type is another, or its rows are not contiguous.
-    """
-    if table.dtype not in _TABLE_TYPES or table.stride(1) != 1:
-        raise ValueError(
-            f"embeddings of {table.dtype} with strides {table.stride()} cannot be read"
-        )
-    return Table(table.data_ptr(), table.stride(0), _TABLE_TYPES[table.dtype])
 
 
 def _array(kind: type[_Struct], items: Sequence[_Struct]) -> Array[_Struct]:

@@ -171,6 +171,11 @@ class ModelRunner:
         inputs = make_input(self._batch, rows, ends, outputs, self._transfers)
         pending_masks = None if self._matchers is None else self._matchers.begin(rows)
         processors = None if self._processors is None else self._processors.begin(rows)
+        is_plain = rows.trees is None and pending_masks is None and processors is None
+        if is_plain and prompt_rows is None and hidden_layers is None:
+            part = self._run_greedy(rows, inputs)
+            if part is not None:
+                return part
         hidden = whole = self._model.forward(inputs)
         prompt = None
         if prompt_rows is not None:
@@ -205,6 +210,24 @@ class ModelRunner:
             of_all = self._model.kept_hidden if hidden_layers else whole
             part = replace(part, kept=self._keep(rows, ends, chosen, part.verified, of_all))
         return part
+
+    def _run_greedy(self, rows: StepRows, inputs: ModelInput) -> StepPart | None:
+        """Run a step whose rows all take the most likely token; None: they do not.
+
+        Usual steps are like this. The host decides it before the model runs, not between the model
+        and the logits.
+        """
+        slots, sampling = rows.slots[rows.is_sampled], self._batch.sampling
+        num_top = sampling.logprobs[slots]
+        if not slots.size or (sampling.features[slots] & _NOT_GREEDY).any():
+            return None
+        if (most := num_top.max()) > 0:
+            return None
+        token_ids, values = self._model.forward_most_likely(
+            inputs, gives_logprobs=most != NO_LOGPROBS
+        )
+        table = None if values is None else self._own_logprobs(token_ids, values, num_top)
+        return StepPart(slots, token_ids, table, None)
 
     def _verify(
         self, rows: StepRows, inputs: ModelInput, chosen: IntArray, part: StepPart
@@ -331,13 +354,16 @@ class ModelRunner:
         """
         if num_top.max() == NO_LOGPROBS:
             return self._model.most_likely(hidden, masks), None
-        token_ids, logprobs = self._model.most_likely_logprobs(hidden)
-        chosen, values = token_ids.long().clamp(min=0), logprobs
+        token_ids, values = self._model.most_likely_logprobs(hidden)
+        return token_ids, self._own_logprobs(token_ids, values, num_top)
+
+    def _own_logprobs(self, token_ids: Tensor, values: Tensor, num_top: Array) -> LogprobTable:
+        """The table of the most likely tokens, for the rows that want their log probabilities."""
+        chosen = token_ids.long().clamp(min=0)
         if num_top.min() == NO_LOGPROBS:
             (index,) = self._transfers.upload(np.flatnonzero(num_top != NO_LOGPROBS))
             chosen, values = chosen[index], values[index]
-        table = LogprobTable(chosen[:, None], values[:, None], torch.ones_like(chosen), num_top)
-        return token_ids, table
+        return LogprobTable(chosen[:, None], values[:, None], torch.ones_like(chosen), num_top)
 
     def _prompt_logprobs(self, rows: PromptLogprobRows, hidden: Tensor) -> PromptLogprobs:
         """Log probabilities of the tokens of `rows`; row i of `hidden` predicts token i."""

@@ -226,6 +226,15 @@ class StepModel(Protocol):
         """
         ...
 
+    def forward_most_likely(
+        self, inputs: ModelInput, *, gives_logprobs: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward`, then `most_likely` or `most_likely_logprobs` of what it returns.
+
+        It may cost the host less than these two calls.
+        """
+        ...
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Integers [num_rows] to [num_rows, embedding_size], in the hidden states' dtype."""
         ...

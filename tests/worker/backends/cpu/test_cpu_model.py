@@ -15,7 +15,7 @@ from support.checkpoints import make_checkpoint, plant_outliers
 from support.cpu_kernels import EMULATED, NATIVE
 from support.models import load_step_model
 from support.paged import PagedRunner
-from taco_worker.models.step_model import StepModel
+from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.sampling.token_masks import TokenMasks, mask_of, num_words
 
 ARCHITECTURES: dict[str, dict[str, object]] = {
@@ -129,6 +129,28 @@ def test_most_likely_tokens_match_the_logits(checkpoint: Path, isa: str) -> None
     num_top = np.zeros(70, dtype=np.int32)
     _, wanted, _ = model.sampling.gather_logprobs(model.compute_logits(hidden), expected, num_top)
     assert torch.equal(logprobs, wanted[:, 0])
+
+
+def test_a_step_with_its_most_likely_tokens_is_two_calls_in_one(checkpoint: Path, isa: str) -> None:
+    model = load(checkpoint, isa, "bfloat16")
+    inputs = ModelInput(
+        token_ids=torch.tensor(TOKENS[:20], dtype=torch.int32),
+        positions=np.arange(20, dtype=np.int32),
+        query_start=np.array([0, 20], dtype=np.int32),
+        seq_lens=np.array([20], dtype=np.int32),
+        block_tables=np.array([[3, 1]], dtype=np.int32),
+        output_rows=np.array([4, 19], dtype=np.int32),
+    )
+    model.allocate_kv(4, 16, 64)
+    for gives_logprobs in (False, True):
+        token_ids, logprobs = model.forward_most_likely(inputs, gives_logprobs=gives_logprobs)
+        hidden = model.forward(inputs)
+        assert torch.equal(token_ids, model.most_likely(hidden))
+        if gives_logprobs:
+            assert logprobs is not None
+            assert torch.equal(logprobs, model.most_likely_logprobs(hidden)[1])
+        else:
+            assert logprobs is None
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 100])

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from taco_kernels.attention_options import AttentionOptions
-from taco_kernels.cpu import program as abi
+from taco_kernels.cpu import program_structs as abi
 from taco_kernels.cpu.attention import attention_struct
 from taco_kernels.cpu.experts import gated_activation
 from taco_kernels.cpu.kv_cache import PagedKV
 from taco_kernels.cpu.matmul import ACTIVATIONS
+from taco_kernels.cpu.program import ProgramRunner
 from taco_kernels.cpu.routing import router_struct
 from taco_kernels.cpu.structs import ExpertProduct
 from taco_kernels.library import CpuKernels
@@ -52,7 +53,7 @@ class Assembly:
             cosines, sines = cos_sin.chunk(2, dim=1)
             self._ropes[name] = cosines.contiguous(), sines.contiguous()
 
-    def runner(self, kernels: CpuKernels, cache: PagedKV) -> abi.ProgramRunner:
+    def runner(self, kernels: CpuKernels, cache: PagedKV) -> ProgramRunner:
         lowered, matrices = self._weights.program, self._weights.matrices
         buffers = [
             abi.Buffer(
@@ -76,7 +77,7 @@ class Assembly:
         if lowered.embed_out is not None:
             program.embed_out = matrices[lowered.embed_out].struct
         ops = [self._op(op) for op in lowered.ops]
-        return abi.ProgramRunner(kernels, buffers, ops, stages, program, cache)
+        return ProgramRunner(kernels, buffers, ops, stages, program, cache)
 
     def _op(self, lowered: LoweredOp) -> abi.Op:
         op = abi.Op(

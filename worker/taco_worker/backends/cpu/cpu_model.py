@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.kv_cache import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
-from taco_kernels.cpu.program import ProgramRunner
+from taco_kernels.cpu.program import MostLikely, ProgramRunner
 from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_proto.steps import IntArray
@@ -106,6 +106,16 @@ class CpuModel:
         pending_copies.wait()
 
     def forward(self, inputs: ModelInput) -> Tensor:
+        return self._forward(inputs, None)
+
+    def forward_most_likely(
+        self, inputs: ModelInput, *, gives_logprobs: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        found = MostLikely.of(inputs.output_rows.size, gives_logprobs=gives_logprobs)
+        self._forward(inputs, found)
+        return found.token_ids, found.logprobs
+
+    def _forward(self, inputs: ModelInput, most_likely: MostLikely | None) -> Tensor:
         runner = self._ready()
         check_given_inputs(self, inputs, self._max_model_len)
         query_start, seq_lens = inputs.query_start, inputs.seq_lens
@@ -133,6 +143,7 @@ class CpuModel:
             embedding_rows=None if given is None else given.rows_by_token(inputs.positions.size),
             embeddings=None if given is None else given.values,
             columns=inputs.columns,
+            most_likely=most_likely,
         )
 
     def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:

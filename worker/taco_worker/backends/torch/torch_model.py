@@ -139,6 +139,14 @@ class TorchModel:
         _, logprobs, _ = self.sampling.gather_logprobs(logits, token_ids.clamp(min=0), num_top)
         return token_ids, logprobs[:, 0]
 
+    def forward_most_likely(
+        self, inputs: ModelInput, *, gives_logprobs: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        hidden = self.forward(inputs)
+        if gives_logprobs:
+            return self.most_likely_logprobs(hidden)
+        return self.most_likely(hidden), None
+
     def embed(self, token_ids: Tensor) -> Tensor:
         embedded: Tensor = self.network.embed(token_ids)
         return embedded
