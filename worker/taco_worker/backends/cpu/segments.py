@@ -5,8 +5,8 @@ sum is cut into equal segments. Each is summed from zero, and their sums are add
 (kernels/taco_kernels/cpu/csrc/matmul/matrix.h), so the bits do not depend on which process has
 which segments. All other products keep the plain order of k.
 
-- int8 needs no segments: processes add int32 sums, which are exact, and scale the total. They must
-  agree on the scale of a row before they encode its columns.
+- int8 needs no segments: processes add sums of whole numbers, which are exact, and scale the
+  totals. They must agree on the scale and the outliers of a row before they encode its columns.
 - Experts have none: a process holds whole experts, and their outputs are added in the order of the
   router's choice.
 - The torch and Triton back ends ignore segments: they promise no bits between numbers of processes.
