@@ -9,8 +9,7 @@ from importlib.metadata import version
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
-from fastapi.responses import Response
-from pydantic import BaseModel
+from fastapi.responses import Response, StreamingResponse
 
 from taco_gateway.api_errors import ApiError, model_not_found
 from taco_gateway.api_keys.key_file import read_key_file
@@ -21,6 +20,7 @@ from taco_gateway.http.body_reader import read_json_bytes
 from taco_gateway.http.sse_response import EventStream, until_disconnect
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.protocol.generation_request import GenerationRequest
+from taco_gateway.protocol.logprob_text import WrittenAnswer
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.request_schemas import RequestSchema
 from taco_gateway.request_log import request_log_of
@@ -37,6 +37,7 @@ from taco_proto.sampling_params import SamplingParams
 logger = logging.getLogger("taco.gateway")
 
 T = TypeVar("T")
+_CHUNK_BYTES = 2**18
 
 
 class EngineFields(Protocol):
@@ -205,10 +206,18 @@ class Gateway:
         self.engine.close()
         self.bodies.close()
 
-    async def answer(self, request: Request, work: Coroutine[Any, Any, BaseModel]) -> Response:
+    async def answer(self, request: Request, work: Coroutine[Any, Any, WrittenAnswer]) -> Response:
         """The response with the result of `work`, unless the client disconnects before."""
-        model = await until_disconnect(work, request.receive, self.metrics)
-        return Response(model.model_dump_json(), media_type="application/json")
+        answer = await until_disconnect(work, request.receive, self.metrics)
+        first, *others = answer.pieces()
+        if not others:
+            return Response(first, media_type="application/json")
+        length = sum(map(len, (first, *others)))
+        return StreamingResponse(
+            _chunks([first, *others]),
+            media_type="application/json",
+            headers={"content-length": str(length)},
+        )
 
     def request_stats(
         self, request: Request, arrival: float, model: str | None, sequences_per_prompt: int
@@ -285,3 +294,9 @@ def gateway_of(request: Request) -> Gateway:
     gateway = request.app.state.gateway
     assert isinstance(gateway, Gateway)
     return gateway
+
+
+async def _chunks(pieces: Sequence[bytes]) -> AsyncGenerator[memoryview, None]:
+    for piece in pieces:
+        for start in range(0, len(piece), _CHUNK_BYTES):
+            yield memoryview(piece)[start : start + _CHUNK_BYTES]

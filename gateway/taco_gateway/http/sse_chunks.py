@@ -4,6 +4,7 @@ A stream repeats the same JSON around every piece of text. That JSON is serializ
 so a chunk costs the escaping of its text and one concatenation.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 from taco_gateway.api_errors import ApiError, error_bytes
 from taco_gateway.http.parsed_chunks import json_deltas
+from taco_gateway.protocol.logprob_text import chat_json, completion_json, has_many
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.responses import Usage, finish_reason
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt
@@ -86,7 +88,10 @@ class ChunkWriter:
             async with aclosing(updates):
                 async for update in updates:
                     stats.add(update)
-                    frames = self.update(update)
+                    if has_many(update.logprobs or ()) or has_many(update.prompt_logprobs or ()):
+                        frames = await asyncio.to_thread(self.update, update)
+                    else:
+                        frames = self.update(update)
                     if opening:
                         frames, opening = opening + frames, b""
                     if not frames:
@@ -210,15 +215,15 @@ class ChatChunkWriter(ChunkWriter):
     def _after_extras(self, tokens: TextUpdate) -> str:
         logprobs = "null"
         if self._formatter is not None:
-            logprobs = self._formatter.chat(tokens.logprobs or ()).model_dump_json()
+            logprobs = chat_json(self._formatter, tokens.logprobs or ())
         ids = self._token_ids(tokens)
         return f',"logprobs":{logprobs},"finish_reason":null{ids}}}]{self._closing}'
 
     def _with_extras(self, before: str, update: TextUpdate) -> str:
         logprobs, has_entries = "null", False
         if self._formatter is not None:
-            entries = self._formatter.chat(update.logprobs or ())
-            logprobs, has_entries = entries.model_dump_json(), bool(entries.content)
+            logprobs = chat_json(self._formatter, update.logprobs or ())
+            has_entries = bool(update.logprobs)
         token_ids = self._token_ids(update)
         if not update.text and not has_entries and not (token_ids and update.token_ids):
             return ""
@@ -269,7 +274,7 @@ class CompletionChunkWriter(ChunkWriter):
         if self._formatter is not None:
             offset = len(self._echo[update.index].text) if self._echo else 0
             columns = self._formatter.completion(update.logprobs or (), offset=offset)
-            logprobs, has_entries = columns.model_dump_json(), bool(columns.tokens)
+            logprobs, has_entries = completion_json(columns), bool(columns.tokens)
         token_ids = self._token_ids(update)
         is_empty = not update.text and not has_entries and not (token_ids and update.token_ids)
         if is_empty and update.finish_reason is None:
@@ -310,7 +315,7 @@ class CompletionChunkWriter(ChunkWriter):
         logprobs = "null"
         if self._formatter is not None:
             columns = self._formatter.echoed_prompt(echoed, self._prompt_rows[index // self._n])
-            logprobs = columns.model_dump_json()
+            logprobs = completion_json(columns)
         return (
             f'{self._before[index]}{quote(echoed.text)},"logprobs":{logprobs},'
             f'"finish_reason":null{self._prompt_ids_once(index)}}}]{self._closing}'

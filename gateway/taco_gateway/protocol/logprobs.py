@@ -1,6 +1,6 @@
 """Log probabilities in answers: OpenAI's chat and completions forms, vLLM's `prompt_logprobs`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -67,9 +67,9 @@ class LogprobFormatter:
         return ChatLogprobs(
             content=[
                 ChatTokenLogprob(
-                    **self._chat_entry(row.chosen, row),
+                    **self.chat_entry(row.chosen, row),
                     top_logprobs=[
-                        TopLogprob(**self._chat_entry(candidate, row)) for candidate in row.top
+                        TopLogprob(**self.chat_entry(candidate, row)) for candidate in row.top
                     ],
                 )
                 for row in rows
@@ -105,23 +105,32 @@ class LogprobFormatter:
 
     def prompt(self, rows: Sequence[TokenLogprob | None]) -> PromptLogprobs:
         return [
-            {
-                str(candidate.token_id): PromptLogprob(
-                    logprob=finite(candidate.logprob),
-                    rank=candidate.rank,
-                    decoded_token=candidate.token,
-                )
-                for candidate in (row.chosen, *row.top)
-            }
-            if row is not None
-            else None
+            None
+            if row is None
+            else {key: PromptLogprob(**entry) for key, entry in self.prompt_entries(row)}
             for row in rows
         ]
+
+    def prompt_entries(self, row: TokenLogprob) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The keys and fields of the entries of a prompt position. Keys differ."""
+        yield self._prompt_entry(row.chosen)
+        for candidate in row.top:
+            if candidate.token_id != row.chosen.token_id:
+                yield self._prompt_entry(candidate)
 
     def name(self, token_id: int, token: str) -> str:
         return f"token_id:{token_id}" if self._as_token_ids else token
 
-    def _chat_entry(self, candidate: Candidate, row: TokenLogprob) -> dict[str, Any]:
+    @staticmethod
+    def _prompt_entry(candidate: Candidate) -> tuple[str, dict[str, Any]]:
+        return str(candidate.token_id), {
+            "logprob": finite(candidate.logprob),
+            "rank": candidate.rank,
+            "decoded_token": candidate.token,
+        }
+
+    def chat_entry(self, candidate: Candidate, row: TokenLogprob) -> dict[str, Any]:
+        """The fields of a `TopLogprob`."""
         shown = row.in_text or candidate.token_id != row.chosen.token_id
         return {
             "token": self.name(candidate.token_id, candidate.token if shown else ""),

@@ -12,10 +12,12 @@ from taco_gateway.api_keys.key_ring import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
 from taco_gateway.http.sse_chunks import ChatChunkWriter, StreamExtras, StreamHead
 from taco_gateway.protocol.chat_request import ChatCompletionRequest
-from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
+from taco_gateway.protocol.logprob_text import LogprobWriter, WrittenAnswer
+from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.request_schemas import CHAT
 from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, finish_reason
 from taco_gateway.routes.chat_message import answer_message
+from taco_gateway.text.output.token_logprobs import TokenLogprob
 from taco_gateway.text_updates import Choice, Updates
 from taco_gateway.usage_and_latency import RequestStats
 from taco_proto.errors import InvalidParameterError
@@ -122,7 +124,7 @@ class _ChatAnswer:
         self._formatter: LogprobFormatter | None = None
         if chat.logprobs:
             self._formatter = gateway.logprob_formatter(chat)
-        self._prompt_formatter = gateway.logprob_formatter(chat)
+        self._writer = LogprobWriter(gateway.logprob_formatter(chat))
         self._chat = chat
         self._prompt_token_ids = prompt_token_ids
         self._fingerprint = gateway.system_fingerprint
@@ -135,28 +137,29 @@ class _ChatAnswer:
         self._model = chat.model or gateway.model_names[0]
         self._created = int(time.time())
 
-    async def whole(self, updates: Updates, stats: RequestStats) -> ChatCompletion:
+    async def whole(self, updates: Updates, stats: RequestStats) -> WrittenAnswer:
         choices = [Choice() for _ in range(self._num_choices)]
-        prompt_logprobs: PromptLogprobs | None = None
+        prompt_rows: list[TokenLogprob | None] | None = None
         async with aclosing(updates):
             with stats:
                 async for update in updates:
                     choices[update.index].add(update)
                     stats.add(update)
                     if update.prompt_logprobs is not None:
-                        prompt_logprobs = self._prompt_formatter.prompt(update.prompt_logprobs)
-        return ChatCompletion(
+                        prompt_rows = update.prompt_logprobs
+        answer = ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
             system_fingerprint=self._fingerprint,
-            choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
+            choices=[await self._choice(index, choice) for index, choice in enumerate(choices)],
             usage=stats.usage(),
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=None if prompt_rows is None else await self._writer.prompt(prompt_rows),
             prompt_token_ids=(
                 list(self._prompt_token_ids) if self._chat.return_token_ids else None
             ),
         )
+        return WrittenAnswer(answer, self._writer.texts)
 
     def chunk_writer(self) -> ChatChunkWriter:
         chat = self._chat
@@ -179,7 +182,7 @@ class _ChatAnswer:
             head, extras, role=self._role, num_choices=self._num_choices, echo=self._echo
         )
 
-    def _choice(self, index: int, choice: Choice) -> ChatChoice:
+    async def _choice(self, index: int, choice: Choice) -> ChatChoice:
         return ChatChoice(
             index=index,
             message=answer_message(
@@ -189,7 +192,7 @@ class _ChatAnswer:
                 gives_reasoning=self._chat.include_reasoning,
                 has_old_names=self._chat.has_old_names,
             ),
-            logprobs=self._formatter.chat(choice.logprobs) if self._formatter else None,
+            logprobs=await self._writer.chat(choice.logprobs) if self._formatter else None,
             finish_reason=finish_reason(choice.finish_reason, self._chat.has_old_names),
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if self._chat.return_token_ids else None,

@@ -13,6 +13,7 @@ from taco_gateway.api_keys.key_ring import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
 from taco_gateway.http.sse_chunks import CompletionChunkWriter, StreamExtras, StreamHead
 from taco_gateway.protocol.completion_request import CompletionRequest, Prompt
+from taco_gateway.protocol.logprob_text import LogprobWriter, WrittenAnswer
 from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from taco_gateway.protocol.request_schemas import COMPLETIONS
 from taco_gateway.protocol.responses import Completion, CompletionChoice
@@ -124,6 +125,7 @@ class _CompletionAnswer:
         request_id: str,
     ) -> None:
         self._formatter = gateway.logprob_formatter(body)
+        self._writer = LogprobWriter(self._formatter)
         self._body = body
         self._n = params.n
         self._num_choices = len(body.prompts) * params.n
@@ -134,7 +136,7 @@ class _CompletionAnswer:
         self._prompts = prompts
         self._echo = [prompt for prompt in echoed for _ in range(params.n)]
 
-    async def whole(self, updates: Updates, stats: RequestStats) -> Completion:
+    async def whole(self, updates: Updates, stats: RequestStats) -> WrittenAnswer:
         choices = [Choice() for _ in range(self._num_choices)]
         prompt_rows: dict[int, list[TokenLogprob | None]] = {}
         async with aclosing(updates):
@@ -144,17 +146,18 @@ class _CompletionAnswer:
                     stats.add(update)
                     if update.prompt_logprobs is not None:
                         prompt_rows[update.index // self._n] = update.prompt_logprobs
-        return Completion(
+        answer = Completion(
             id=self._id,
             created=self._created,
             model=self._model,
             system_fingerprint=self._fingerprint,
             choices=[
-                self._choice(index, choice, prompt_rows.get(index // self._n))
+                await self._choice(index, choice, prompt_rows.get(index // self._n))
                 for index, choice in enumerate(choices)
             ],
             usage=stats.usage(),
         )
+        return WrittenAnswer(answer, self._writer.texts)
 
     def chunk_writer(self) -> CompletionChunkWriter:
         body = self._body
@@ -180,17 +183,18 @@ class _CompletionAnswer:
             echo=self._echo,
         )
 
-    def _choice(
+    async def _choice(
         self, index: int, choice: Choice, prompt_rows: list[TokenLogprob | None] | None
     ) -> CompletionChoice:
         echoed = self._echo[index].text if self._echo else ""
+        logprobs = await self._logprobs(index, choice, prompt_rows)
         prompt_logprobs: PromptLogprobs | None = None
         if self._body.prompt_logprobs is not None and prompt_rows is not None:
-            prompt_logprobs = self._formatter.prompt(prompt_rows)
+            prompt_logprobs = await self._writer.prompt(prompt_rows)
         return CompletionChoice(
             index=index,
             text=echoed + choice.text,
-            logprobs=self._logprobs(index, choice, prompt_rows),
+            logprobs=logprobs,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             prompt_logprobs=prompt_logprobs,
@@ -200,17 +204,24 @@ class _CompletionAnswer:
             ),
         )
 
-    def _logprobs(
+    async def _logprobs(
         self, index: int, choice: Choice, prompt_rows: list[TokenLogprob | None] | None
     ) -> CompletionLogprobs | None:
         if self._body.logprobs is None:
             return None
+        formatter = self._formatter
         if not self._echo:
-            return self._formatter.completion(choice.logprobs)
+            return await self._writer.completion(
+                choice.logprobs, lambda: formatter.completion(choice.logprobs)
+            )
         echoed = self._echo[index]
-        columns = self._formatter.echoed_prompt(echoed, prompt_rows or [])
-        columns.extend(self._formatter.completion(choice.logprobs, offset=len(echoed.text)))
-        return columns
+
+        def columns() -> CompletionLogprobs:
+            found = formatter.echoed_prompt(echoed, prompt_rows or [])
+            found.extend(formatter.completion(choice.logprobs, offset=len(echoed.text)))
+            return found
+
+        return await self._writer.completion([*(prompt_rows or ()), *choice.logprobs], columns)
 
 
 def _echoed(

@@ -128,7 +128,7 @@ class OutputProcessor:
         if gives_logprobs and tokenizer is not None and params.skip_special_tokens:
             self._left_out = tokenizer.special_ids
         self._num_chars = 0  # of the text so far; some may be held back
-        self._waiting: deque[tuple[int, bool, Candidate, list[Candidate]]] = deque()
+        self._waiting: deque[tuple[int, bool, Candidate, Sequence[Candidate]]] = deque()
         self.hit_stop_string = False
 
     @property

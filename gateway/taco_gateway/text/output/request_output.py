@@ -65,7 +65,7 @@ class PromptLogprobCollector:
 
     def __init__(self, candidates: CandidateReader) -> None:
         self._candidates = candidates
-        self._rows: list[tuple[Candidate, list[Candidate]]] = []
+        self._rows: list[tuple[Candidate, Sequence[Candidate]]] = []
 
     def add(self, columns: LogprobColumns) -> None:
         self._rows += self._candidates.rows(columns)

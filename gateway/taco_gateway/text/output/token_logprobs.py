@@ -1,9 +1,15 @@
 """Log probabilities with token texts and bytes, as clients read them."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.logprobs import LogprobColumns
+
+# Entries of an update that are read at once. Others are read where they are written.
+MAX_READ_ENTRIES = 2048
+_PIECE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,48 @@ class TokenLogprob:
     """
 
     chosen: Candidate
-    top: list[Candidate]
+    top: Sequence[Candidate]
     text_offset: int = 0
     in_text: bool = True
+
+
+class UnreadCandidates(Sequence[Candidate]):
+    """The candidates of one position, made anew whenever they are read: they may be many.
+
+    Args:
+        row: one row.
+        first: the first of its entries.
+    """
+
+    __slots__ = ("_first", "_reader", "_row")
+
+    def __init__(self, reader: "CandidateReader", row: LogprobColumns, first: int = 0) -> None:
+        self._reader = reader
+        self._row = row
+        self._first = first
+
+    def __len__(self) -> int:
+        return max(self._row.token_ids.size - self._first, 0)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Candidate]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | list[Candidate]:
+        places = range(self._first, self._row.token_ids.size)[index]
+        if isinstance(places, int):
+            return self._read(places, places + 1)[0]
+        return [self._read(place, place + 1)[0] for place in places]
+
+    def __iter__(self) -> Iterator[Candidate]:
+        for start in range(self._first, self._row.token_ids.size, _PIECE):
+            yield from self._read(start, start + _PIECE)
+
+    def _read(self, start: int, end: int) -> list[Candidate]:
+        row = self._row
+        columns = (row.token_ids, row.logprobs, row.ranks)
+        entries = zip(*(column[start:end].tolist() for column in columns), strict=True)
+        return [self._reader.candidate(*entry) for entry in entries]
 
 
 class CandidateReader:
@@ -52,15 +97,21 @@ class CandidateReader:
         self._tokenizer = tokenizer
         self._spellings: dict[int, tuple[str, bytes]] = {}
 
-    def rows(self, columns: LogprobColumns) -> list[tuple[Candidate, list[Candidate]]]:
+    def rows(self, columns: LogprobColumns) -> list[tuple[Candidate, Sequence[Candidate]]]:
         """(the chosen token, the most likely tokens) of every position."""
-        rows = []
+        if columns.token_ids.size > MAX_READ_ENTRIES:
+            return [self._unread(row) for row in columns.split(range(columns.num_entries.size + 1))]
+        rows: list[tuple[Candidate, Sequence[Candidate]]] = []
         for row in columns.rows():
-            candidates = [self._candidate(*entry) for entry in zip(*row, strict=True)]
+            candidates = [self.candidate(*entry) for entry in zip(*row, strict=True)]
             rows.append((candidates[0], candidates[1:]))
         return rows
 
-    def _candidate(self, token_id: int, logprob: float, rank: int) -> Candidate:
+    def _unread(self, row: LogprobColumns) -> tuple[Candidate, Sequence[Candidate]]:
+        every = UnreadCandidates(self, row)
+        return every[0], UnreadCandidates(self, row, first=1)
+
+    def candidate(self, token_id: int, logprob: float, rank: int) -> Candidate:
         return Candidate(token_id, *self.spell(token_id), logprob, rank)
 
     def spell(self, token_id: int) -> tuple[str, bytes]:
