@@ -24,10 +24,12 @@ ALLOWED = {
     "AddedToken.single_word": "`entry` writes every field to tokenizer.json",
     "BeamSearchSequence.cum_logprob": "a public result",
     "Build.library": "a public result",
+    "GuidedDecodingParams.disable_fallback": "accepted as in vLLM: there is one engine",
     "LinkCounts.num_batches": "tests count how often Redis is asked",
     "Logprob.decoded_token": "a public result",
     "ProcessorContext.model_directory": "read by an operator's logits processors",
     "SamplingParams.guided_decoding": "becomes `structured_outputs`",
+    "StructuredOutputsParams.disable_fallback": "accepted as in vLLM: there is one engine",
 }
 
 
