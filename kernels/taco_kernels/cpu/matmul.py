@@ -13,10 +13,9 @@ from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import allocate
 from taco_kernels.reference.activation import ALPHA, check_activation
+from taco_kernels.segments import MAX_SEGMENTS, TILE_K
 
 PANEL = 16
-MAX_SEGMENTS = 8  # csrc/matmul/matrix.h
-TILE_K = 32  # of bf16: 64 bytes
 ACTIVATIONS = {
     "none": 0,
     "relu": 1,

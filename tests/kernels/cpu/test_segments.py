@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
-from taco_kernels.cpu.matmul import MAX_SEGMENTS, TILE_K, EncodedRows, PackedMatrix, multiply
+from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
 from taco_kernels.library import CpuKernels
+from taco_kernels.segments import MAX_SEGMENTS, TILE_K
 
 FLOATS = (torch.float32, torch.bfloat16)
 COUNTS = (2, 4, MAX_SEGMENTS)

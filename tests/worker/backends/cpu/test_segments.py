@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taco_kernels.segments import MAX_SEGMENTS, TILE_K
 from taco_worker.backends.cpu.lowering import lower_plan
-from taco_worker.backends.cpu.segments import (
-    MAX_SEGMENTS,
-    MIN_STEPS,
-    STEP_COLUMNS,
-    most_segments,
-    num_segments,
-)
+from taco_worker.backends.cpu.segments import MIN_STEPS, most_segments, num_segments
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
@@ -122,8 +117,8 @@ def test_segments_are_equal_whole_and_long(parts: int, part: int, unit: int) -> 
 
     def fits(count: int) -> bool:
         size, rest = divmod(k, count)
-        is_whole = rest == 0 and size % unit == 0 and size % STEP_COLUMNS == 0
-        return is_whole and size >= MIN_STEPS * STEP_COLUMNS
+        is_whole = rest == 0 and size % unit == 0 and size % TILE_K == 0
+        return is_whole and size >= MIN_STEPS * TILE_K
 
     count = most_segments(k, unit)
 

@@ -17,13 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import lcm
 
+from taco_kernels.segments import MAX_SEGMENTS, TILE_K
 from taco_worker.backends.cpu.lowered_ops import MatrixType
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.linear import Linear
 
-MAX_SEGMENTS = 8
-# Columns of a tile step: 64 bytes of bf16.
-STEP_COLUMNS = 32
 # AMX stores the sums of a segment and adds them to others. In a trial with 1024 rows, segments of
 # 3.5 steps made a product 74% slower, of 7 steps 23%, and of 14 steps 0 to 5%.
 MIN_STEPS = 14
@@ -59,9 +57,9 @@ def most_segments(k: int, unit: int) -> int:
     Args:
         unit: columns that no segment may cut: those of a head, or those that share a scale.
     """
-    whole = lcm(unit, STEP_COLUMNS)
+    whole = lcm(unit, TILE_K)
     count = MAX_SEGMENTS
-    while count > 1 and (k % (count * whole) or k < count * MIN_STEPS * STEP_COLUMNS):
+    while count > 1 and (k % (count * whole) or k < count * MIN_STEPS * TILE_K):
         count //= 2
     return count
 
