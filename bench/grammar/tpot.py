@@ -4,7 +4,7 @@
         [--num-threads N] [--temperature T] [--no-forced-tokens] [--save]
 
 The engine runs in this process, with a model of Qwen2-0.5B's shape and random weights. Requests
-have no log probabilities, as most served ones (offline ones have `cumulative_logprob`). A round
+have no log probabilities, as most served ones (offline, free ones have their sum). A round
 sends 1 or 32 requests at once; its figure is the median time per output token. The text of a
 constrained request follows a JSON schema, or an expression that forces no character.
 "free, beside" are 16 free requests beside 16 constrained ones, over 16 beside 16 free ones; its
