@@ -28,8 +28,12 @@ class ModelConfig:
         tokenizer: directory or hub id of the tokenizer; None: the model's own.
         tokenizer_mode: auto, slow (transformers) or mistral (its own files).
         ignore_patterns: files of the hub that are not downloaded.
+        model_loader_extra_config: options of the load format; tensorizer has tensorizer_uri.
         dtype: auto, half, float16, bfloat16, float or float32.
         quantization: int8 (weights by column, activations by token) or None.
+        quantized_activations: auto, int8 or bfloat16, before products with quantized weights on a
+            CPU.
+        quantize_lm_head: store the LM head in int8 on a CPU, unless it is quantized already.
         max_model_len: longest sequence (prompt and output) in tokens; None: the model's own limit.
         disable_sliding_window: sequences are no longer than the model's window.
         config_format: auto, hf (config.json) or mistral (params.json).
@@ -47,8 +51,11 @@ class ModelConfig:
     download_dir: str | None = None
     ignore_patterns: tuple[str, ...] = ()
     load_format: str = "auto"
+    model_loader_extra_config: Mapping[str, Any] | None = None
     dtype: str = "auto"
     quantization: str | None = None
+    quantized_activations: str = "auto"
+    quantize_lm_head: bool = False
     max_model_len: int | None = None
     disable_sliding_window: bool = False
     config_format: str = "auto"
@@ -151,7 +158,10 @@ class WorkerConfig:
             connection without TLS.
         block_size: tokens a KV block.
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
-        kv_cache_dtype: auto (the model's); float32, bfloat16 or int8 on a CPU, fp8 on a GPU.
+        kv_cache_dtype: auto (what the checkpoint asks for, else the model's), float32, bfloat16,
+            int8, fp8 (fp8_e4m3) or fp8_e5m2.
+        quantization_param_path: file with the scales of a float8 KV cache; None: the checkpoint's,
+            or one per token and head.
         num_blocks: KV blocks; None: as many as fit in memory.
         max_num_seqs: rows of the persistent batch.
         max_num_batched_tokens: maximum tokens of a step; a GPU reserves memory for them.
@@ -187,6 +197,7 @@ class WorkerConfig:
     device: str = "cpu"
     block_size: int = 16
     kv_cache_dtype: str = "auto"
+    quantization_param_path: str | None = None
     num_blocks: int | None = None
     max_num_seqs: int = 256
     max_logprobs: int = 20
