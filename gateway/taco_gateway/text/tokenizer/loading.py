@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
+from taco_common.free_memory import return_free_memory
 from taco_common.json_file import (
     MAX_TOKENIZER_BYTES,
     JsonFileError,
@@ -61,6 +62,7 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     directory = _find_directory(config)
     require_vocabulary(directory)
     tokenizer = _load(directory, config.tokenizer_mode)
+    return_free_memory()
     try:
         check_tokenizer(tokenizer, directory, vocab_size_of(config))
     except TokenizerError as error:
