@@ -12,7 +12,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from support import faster_triton
+from support import faster_triton, interpreted_floats
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -26,6 +26,7 @@ def install() -> None:
     if DEVICE.type == "cuda":
         return
     faster_triton.install()
+    interpreted_floats.install()
     JITFunction.run = _run
     JITFunction.__call__ = _call
     interpreter._patch_lang_tensor = _patch_lang_tensor

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.matmul import ACTIVATIONS, EncodedRows, PackedMatrix, packed_bytes
+from taco_kernels.code_layout import RowSegment, coded_bytes
+from taco_kernels.cpu.coded_matrix import CodedMatrix
+from taco_kernels.cpu.matmul import ACTIVATIONS, EncodedRows
+from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix, packed_bytes
 from taco_kernels.cpu.structs import ExpertProduct, GatedActivation, Matrix
+from taco_kernels.group_codes import GroupCodes
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Scratch, allocate
 from taco_kernels.reference.activation import ALPHA, check_activation
@@ -20,6 +25,7 @@ class PackedExperts:
 
     Attributes:
         shape: (num_experts, n, k).
+        matrices: of the experts.
         structs: a Matrix per expert, as kernels take them; they point to this object's memory.
     """
 
@@ -31,28 +37,38 @@ class PackedExperts:
         dtype: torch.dtype,
         *,
         gated: bool = False,
+        codes: Sequence[RowSegment] | None = None,
+        operands: torch.dtype = torch.bfloat16,
         memory: Tensor | None = None,
     ) -> None:
-        """Allocates the matrices, which `pack` fills.
+        """Allocates the matrices, which `pack` and `pack_codes` fill.
 
         Args:
             dtype, gated: as of a PackedMatrix.
-            memory: uint8 [num_experts * packed_bytes(n, k, dtype, gated)], aligned to 64 bytes, to
-                use instead of new memory.
+            codes, operands: of the rows of each matrix, as of a CodedMatrix, instead of `dtype`.
+            memory: uint8, for each expert as many bytes as its matrix takes, aligned to 64 bytes,
+                to use instead of new memory.
         """
         if num_experts <= 0:
             raise ValueError(f"a mixture has 1 or more experts, not {num_experts}")
         self.shape = (num_experts, n, k)
-        self.dtype = dtype
+        self.dtype = dtype if codes is None else operands
         self.gated = gated
-        size = packed_bytes(n, k, dtype, gated)
+        if codes is None:
+            size = packed_bytes(n, k, dtype, gated)
+        else:
+            size = coded_bytes(n, k, codes, gated)
         if memory is None:
             memory = allocate(num_experts * size)
-        self._matrices = [
+        self.matrices: list[WeightMatrix] = [
             PackedMatrix(n, k, dtype, gated=gated, memory=memory[begin : begin + size])
+            if codes is None
+            else CodedMatrix(
+                n, k, codes, operands=operands, gated=gated, memory=memory[begin : begin + size]
+            )
             for begin in range(0, num_experts * size, size)
         ]
-        self.structs = (Matrix * num_experts)(*(matrix.struct for matrix in self._matrices))
+        self.structs = (Matrix * num_experts)(*(matrix.struct for matrix in self.matrices))
 
     @classmethod
     def from_tensor(
@@ -76,11 +92,20 @@ class PackedExperts:
     @property
     def nbytes(self) -> int:
         """Memory that the matrices take."""
-        return sum(matrix.nbytes for matrix in self._matrices)
+        return sum(matrix.nbytes for matrix in self.matrices)
 
     def pack(self, kernels: CpuKernels, expert: int, rows: Tensor, start: int = 0) -> None:
         """Packs rows of an expert's W from `start` on: float32, bfloat16 or float16 [count, k]."""
         self._matrix(expert).pack(kernels, rows, start)
+
+    def pack_codes(
+        self, kernels: CpuKernels, expert: int, codes: GroupCodes, start: int = 0
+    ) -> None:
+        """Packs codes of rows of an expert's W from `start` on, as `CodedMatrix.pack_codes`."""
+        matrix = self._matrix(expert)
+        if not isinstance(matrix, CodedMatrix):
+            raise ValueError(f"the experts are {self.dtype}, not codes")
+        matrix.pack_codes(kernels, codes, start)
 
     def set_bias(self, expert: int, bias: Tensor, start: int = 0) -> None:
         """Sets the bias, float [count], of an expert's rows from `start` on."""
@@ -88,10 +113,10 @@ class PackedExperts:
         matrix.set_bias(bias, start)
         self.structs[expert] = matrix.struct
 
-    def _matrix(self, expert: int) -> PackedMatrix:
-        if not 0 <= expert < len(self._matrices):
-            raise ValueError(f"expert {expert} is not one of {len(self._matrices)}")
-        return self._matrices[expert]
+    def _matrix(self, expert: int) -> WeightMatrix:
+        if not 0 <= expert < len(self.matrices):
+            raise ValueError(f"expert {expert} is not one of {len(self.matrices)}")
+        return self.matrices[expert]
 
 
 def gated_activation(

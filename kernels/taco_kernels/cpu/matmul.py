@@ -1,4 +1,4 @@
-"""Matrix products on the CPU: packed weight matrices, encoded activations, product and argmax."""
+"""Matrix products on the CPU: encoded activations, product and argmax."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import math
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.structs import Matrix, Packing, Product, Rows
+from taco_kernels.cpu.column_order import ColumnOrder
+from taco_kernels.cpu.packed_matrix import DTYPES, WeightMatrix, padded_k
+from taco_kernels.cpu.structs import Product, Rows
 from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
-from taco_kernels.native.memory import allocate
 from taco_kernels.reference.activation import ALPHA, check_activation
-from taco_kernels.segments import MAX_SEGMENTS, TILE_K
 
-PANEL = 16
 ACTIVATIONS = {
     "none": 0,
     "relu": 1,
@@ -26,170 +25,10 @@ ACTIVATIONS = {
     "quick_gelu": 6,
     "swiglu_clipped": 7,
 }
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _PARTIAL_SUM_TOKENS = 64  # csrc/sampling/sampling_args.h
 # RowScale in csrc/matmul/matrix.h: a scale, a number of outliers, and 16 outliers of two words.
 _ROW_SCALE_WORDS = 2 + 16 * 2
 _EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
-_SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-
-class PackedMatrix:
-    """A weight matrix W [n, k], packed once in the kernels' layout (csrc/matmul/matrix.h).
-
-    Attributes:
-        struct: the matrix as kernels take it; points to this object's memory.
-    """
-
-    def __init__(
-        self,
-        n: int,
-        k: int,
-        dtype: torch.dtype,
-        *,
-        gated: bool = False,
-        segments: int = 1,
-        memory: Tensor | None = None,
-    ) -> None:
-        """Allocates a matrix, which `pack` fills.
-
-        Args:
-            dtype: float32, bfloat16, or int8 with a scale per column.
-            gated: rows 0 to n / 2 - 1 are the gate's, the others up's; one product computes
-                act(gate) * up.
-            segments: equal segments of k that are summed one by one, and whose sums are added as
-                a binary tree (csrc/matmul/matrix.h): 1, 2, 4 or 8, of whole tiles of k each. 1 for
-                int8, whose sums are exact.
-            memory: uint8 [packed_bytes(n, k, dtype, gated)], aligned to 64 bytes, to use instead
-                of new memory.
-        """
-        if dtype not in DTYPES:
-            raise ValueError(f"a packed matrix is float32, bfloat16 or int8, not {dtype}")
-        if n <= 0 or k <= 0 or (gated and n % 2):
-            raise ValueError(f"no matrix has the shape [{n}, {k}]{' of two halves' * gated}")
-        _check_segments(segments, k, dtype)
-        self.shape = (n, k)
-        self.dtype = dtype
-        self.gated = gated
-        num_halves = 2 if gated else 1
-        num_bytes = packed_bytes(n, k, dtype, gated)
-        self._panel_bytes = padded_k(dtype, k) * PANEL * dtype.itemsize
-        self._data = allocate(num_bytes) if memory is None else memory
-        self._data[-num_halves * self._panel_bytes :].zero_()  # columns past the last
-        self._columns = num_bytes // self._panel_bytes * PANEL
-        quantized = dtype == torch.int8
-        self._scales = torch.zeros(self._columns) if quantized else None
-        self._column_sums = torch.zeros(self._columns, dtype=torch.int32) if quantized else None
-        self._bias: Tensor | None = None
-        self.struct = Matrix(
-            DTYPES[dtype],
-            n,
-            k,
-            self._data.data_ptr(),
-            _address(self._scales),
-            _address(self._column_sums),
-            None,
-            segments,
-        )
-
-    @classmethod
-    def from_tensor(
-        cls,
-        kernels: CpuKernels,
-        weight: Tensor,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: Tensor | None = None,
-        gated: bool = False,
-        segments: int = 1,
-    ) -> PackedMatrix:
-        """Packs weight [n, k], and bias [n] in the order of its rows."""
-        n, k = weight.shape
-        matrix = cls(n, k, dtype or weight.dtype, gated=gated, segments=segments)
-        matrix.pack(kernels, weight)
-        if bias is not None:
-            matrix.set_bias(bias)
-        return matrix
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the matrix takes."""
-        tensors = (self._data, self._scales, self._column_sums, self._bias)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-    @property
-    def scales(self) -> Tensor:
-        """float32 [n], the quantization scale of each row of an int8 matrix."""
-        if self._scales is None:
-            raise ValueError(f"a {self.dtype} matrix has no scales")
-        return self._in_order(self._scales)
-
-    def rows(self, indices: Tensor) -> Tensor:
-        """Reads rows of W as stored, [count, k]: an embedding lookup in a packed matrix."""
-        if self.gated or self.dtype == torch.int8:
-            raise ValueError(
-                f"rows cannot be read from a {'gated ' * self.gated}{self.dtype} matrix"
-            )
-        group = 64 // PANEL // self.dtype.itemsize
-        panels = self._data.view(self.dtype).view(self._columns // PANEL, -1, PANEL, group)
-        rows = panels[indices // PANEL, :, indices % PANEL]
-        return rows.reshape(indices.numel(), -1)[:, : self.shape[1]]
-
-    def pack(self, kernels: CpuKernels, rows: Tensor, start: int = 0) -> None:
-        """Packs rows of W from `start` on: float32, bfloat16 or float16 [count, k]."""
-        n, k = self.shape
-        if rows.dtype not in _SOURCE_TYPES or rows.ndim != 2 or rows.stride(1) != 1:
-            raise ValueError(
-                f"rows must be float32, bfloat16 or float16 with contiguous rows, not "
-                f"{rows.dtype} with strides {rows.stride()}"
-            )
-        if rows.shape[1] != k or start < 0 or start + rows.shape[0] > n:
-            raise ValueError(f"{list(rows.shape)} from row {start} on does not fit into [{n}, {k}]")
-        for half, first, part in self._halves(rows, start):
-            column = half * PANEL
-            packing = Packing(
-                _SOURCE_TYPES[part.dtype],
-                part.data_ptr(),
-                part.shape[0],
-                k,
-                part.stride(0),
-                DTYPES[self.dtype],
-                first,
-                2 if self.gated else 1,
-                self._data.data_ptr() + half * self._panel_bytes,
-                None if self._scales is None else self._scales[column:].data_ptr(),
-                None if self._column_sums is None else self._column_sums[column:].data_ptr(),
-            )
-            kernels.lib.taco_pack(kernels.pool, ctypes.byref(packing))
-
-    def set_bias(self, bias: Tensor, start: int = 0) -> None:
-        """Sets the bias, float [count], of rows from `start` on; 0 where none is set."""
-        if self._bias is None:
-            self._bias = torch.zeros(self._columns)
-            self.struct.bias = self._bias.data_ptr()
-        for half, first, part in self._halves(bias, start):
-            self._bias[self._columns_of(half, first, part.shape[0])] = part.float()
-
-    def _halves(self, rows: Tensor, start: int) -> list[tuple[int, int, Tensor]]:
-        """(half, its first row, its rows) of the matrix, or of gate and up of a gated pair."""
-        if not self.gated:
-            return [(0, start, rows)]
-        size = self.shape[0] // 2
-        gate = rows[: max(0, size - start)]
-        up = rows[gate.shape[0] :]
-        parts = [(0, start, gate), (1, max(0, start - size), up)]
-        return [part for part in parts if part[2].shape[0]]
-
-    def _columns_of(self, half: int, first: int, count: int) -> Tensor:
-        """The packed columns of some rows of a half."""
-        rows = torch.arange(first, first + count)
-        return rows + (rows // PANEL + half) * PANEL if self.gated else rows
-
-    def _in_order(self, packed: Tensor) -> Tensor:
-        if not self.gated:
-            return packed[: self.shape[0]]
-        size = self.shape[0] // 2
-        return torch.cat([packed[self._columns_of(half, 0, size)] for half in (0, 1)])
 
 
 class RowScales:
@@ -231,8 +70,14 @@ class EncodedRows:
         struct: the rows as kernels take them; points to data and row_scales.
     """
 
-    def __init__(self, kernels: CpuKernels, rows: Tensor, dtype: torch.dtype) -> None:
-        """Encodes rows, float32 [count, k], each row contiguous."""
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        rows: Tensor,
+        dtype: torch.dtype,
+        order: ColumnOrder | None = None,
+    ) -> None:
+        """Encodes rows, float32 [count, k], each row contiguous; int8 in an order of columns."""
         if rows.dtype != torch.float32 or rows.ndim != 2 or rows.stride(1) != 1:
             raise ValueError(f"rows must be float32 with contiguous rows, not {rows.dtype}")
         count, k = rows.shape
@@ -250,6 +95,7 @@ class EncodedRows:
             rows.stride(0),
             self.data.data_ptr(),
             scales,
+            None if order is None else ctypes.byref(order.struct),
         )
         self.struct = Rows(count, self.data.data_ptr(), self.data.stride(0), scales)
 
@@ -280,7 +126,7 @@ def in_row_order(kernels: CpuKernels, operands: Tensor, count: int) -> Tensor:
 def multiply(
     kernels: CpuKernels,
     rows: EncodedRows,
-    matrix: PackedMatrix,
+    matrix: WeightMatrix,
     *,
     activation: str = "none",
     alpha: float = ALPHA,
@@ -339,7 +185,7 @@ def multiply(
 def multiply_argmax(
     kernels: CpuKernels,
     rows: EncodedRows,
-    matrix: PackedMatrix,
+    matrix: WeightMatrix,
     logprobs: Tensor | None = None,
     masks: MaskColumns | None = None,
 ) -> Tensor:
@@ -379,19 +225,6 @@ def multiply_argmax(
     return columns
 
 
-def packed_bytes(n: int, k: int, dtype: torch.dtype, gated: bool) -> int:
-    """Bytes of a packed matrix [n, k] without its scales and bias."""
-    num_halves = 2 if gated else 1
-    num_panels = num_halves * -(-n // num_halves // PANEL)
-    return num_panels * PANEL * padded_k(dtype, k) * dtype.itemsize
-
-
-def padded_k(dtype: torch.dtype, k: int) -> int:
-    """k of a matrix of `dtype`, padded to whole AMX tiles."""
-    group = 64 // dtype.itemsize
-    return k if dtype == torch.float32 else -(-k // group) * group
-
-
 def operand_dtype(kernels: CpuKernels, dtype: torch.dtype) -> torch.dtype:
     """Type of the operands that the instruction set multiplies with a matrix of `dtype`."""
     if dtype == torch.bfloat16:
@@ -401,25 +234,12 @@ def operand_dtype(kernels: CpuKernels, dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def _check_segments(segments: int, k: int, dtype: torch.dtype) -> None:
-    if segments == 1:
-        return
-    if dtype == torch.int8:
-        raise ValueError("int8 sums are exact: they have no segments")
-    powers = [2**i for i in range(1, MAX_SEGMENTS.bit_length())]
-    if segments not in powers or k % (segments * TILE_K):
-        raise ValueError(
-            f"{k} columns cannot be {segments} segments: these are {powers}, of a multiple of "
-            f"{TILE_K} columns each"
-        )
-
-
 def _check_out(out: Tensor, name: str, count: int, columns: int) -> None:
     if out.dtype != torch.float32 or out.shape != (count, columns) or out.stride(1) != 1:
         raise ValueError(f"{name} must be float32 [{count}, {columns}] with contiguous rows")
 
 
-def _check_product(rows: EncodedRows, matrix: PackedMatrix) -> None:
+def _check_product(rows: EncodedRows, matrix: WeightMatrix) -> None:
     if rows.dtype != matrix.dtype or rows.k != matrix.shape[1]:
         raise ValueError(
             f"rows of {rows.dtype} with {rows.k} columns do not fit a matrix of {matrix.dtype} "

@@ -3,6 +3,10 @@
 from ctypes import Structure, c_bool, c_float, c_int32, c_int64, c_void_p
 
 
+class ColumnOrder(Structure):
+    _fields_ = (("columns", c_void_p), ("places", c_void_p))
+
+
 class Matrix(Structure):
     _fields_ = (
         ("type", c_int32),
@@ -13,6 +17,45 @@ class Matrix(Structure):
         ("column_sums", c_void_p),
         ("bias", c_void_p),
         ("segments", c_int64),
+        ("parts", c_void_p),
+        ("num_parts", c_int64),
+        ("order", ColumnOrder),
+    )
+
+
+class CodePart(Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("scale_type", c_int32),
+        ("step_type", c_int32),
+        ("offset", c_int32),
+        ("zero", c_int32),
+        ("first_panel", c_int64),
+        ("panel_step", c_int64),
+        ("num_panels", c_int64),
+        ("panel_bytes", c_int64),
+        ("k", c_int64),
+        ("chunk", c_int64),
+        ("num_groups", c_int64),
+        ("data", c_void_p),
+        ("table", c_void_p),
+        ("groups", c_void_p),
+    )
+
+
+class CodePacking(Structure):
+    _fields_ = (
+        ("part", CodePart),
+        ("operands", c_int32),
+        ("first", c_int64),
+        ("count", c_int64),
+        ("codes", c_void_p),
+        ("stride", c_int64),
+        ("columns", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("steps", c_void_p),
+        ("offset_steps", c_void_p),
     )
 
 
@@ -127,6 +170,8 @@ class KVEntry(Structure):
         ("value_dim", c_int64),
         ("offset", c_int64),
         ("is_latent", c_bool),
+        ("key_scale", c_float),
+        ("value_scale", c_float),
     )
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from taco_kernels.packed_codes import PackedExperts
 from taco_kernels.reference.activation import ALPHA, act_mul
 
 
@@ -15,8 +16,8 @@ def multiply_experts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | PackedExperts,
+    down: Tensor | PackedExperts,
     *,
     activation: str = "silu",
     alpha: float = ALPHA,
@@ -50,7 +51,7 @@ def multiply_experts(
     return total
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tensor:
+def _linear(x: Tensor, weight: Tensor | PackedExperts, bias: Tensor | None, expert: int) -> Tensor:
     return F.linear(
         x.float(), weight[expert].float(), None if bias is None else bias[expert].float()
     )

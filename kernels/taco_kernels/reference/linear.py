@@ -1,7 +1,10 @@
-"""Reference of linear layers in float64, and in W8A8 with dynamically quantized activations."""
+"""Reference of linear layers in float64, and with dynamically quantized activations: W8A8, and
+matrices of group codes."""
 
 import torch
 from torch import Tensor
+
+from taco_kernels.group_codes import GroupCodes
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -52,3 +55,55 @@ def int8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     sums = rows @ columns.double().T  # exact
     out = sums.float() * (row_scales[:, None] * column_scales[None, :])
     return out if bias is None else out + bias.float()
+
+
+def coded_linear(
+    low: Tensor, high: Tensor, scales: Tensor, codes: GroupCodes, bias: Tensor | None = None
+) -> Tensor:
+    """Group codes, 4-bit or 8-bit without minima, times int8 activations.
+
+    Sums of whole numbers are exact over a group of columns; groups are added in float32 by rising
+    columns, each with one rounding, and so are the products of outliers.
+
+    Args:
+        low, high: whole numbers [m, k]; a row of activations is (low + 254 * high) * its scale,
+            with high 0 except for outliers.
+        scales: float32 [m].
+
+    Returns:
+        float32 [m, n].
+    """
+    n, k = codes.shape
+    groups = torch.arange(k) // codes.group
+    numbers = codes.codes.double()
+    if codes.zeros is not None:
+        numbers = numbers - codes.zeros[:, groups].double()
+    sums = torch.zeros(low.shape[0], n)
+    for group in range(codes.scales.shape[1]):
+        columns = slice(group * codes.group, (group + 1) * codes.group)
+        exact = low[:, columns].double() @ numbers[:, columns].T
+        sums = _fma(exact.float(), codes.scales[:, group].expand_as(sums), sums)
+    for row in torch.nonzero(high.any(dim=1)).flatten().tolist():
+        outliers = torch.zeros(n)
+        for column in torch.nonzero(high[row]).flatten().tolist():
+            products = (high[row, column] * numbers[:, column]).float()
+            outliers = _fma(products, codes.scales[:, groups[column]], outliers)
+        sums[row] = _fma(outliers, torch.full_like(outliers, 254), sums[row])
+    out = sums * scales[:, None]
+    return out if bias is None else out + bias.float()
+
+
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c of float32, rounded once.
+
+    The sum is rounded to odd in float64, which makes the second rounding exact (Boldo and
+    Melquiond, Emulation of a FMA and correctly rounded sums, 2008).
+    """
+    product, addend = a.double() * b.double(), c.double()  # the product is exact
+    total = product + addend
+    rest = total - product
+    error = (product - (total - rest)) + (addend - rest)
+    is_even = total.view(torch.int64) % 2 == 0
+    toward = torch.where(error > 0, torch.inf, -torch.inf).double()
+    odd = torch.where((error != 0) & is_even, torch.nextafter(total, toward), total)
+    return odd.float()

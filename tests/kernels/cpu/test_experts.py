@@ -12,7 +12,8 @@ from torch import Tensor
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from taco_kernels.cpu.experts import PackedExperts, gated_activation, multiply_experts
-from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.cpu.matmul import EncodedRows, multiply
+from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Scratch
 from taco_kernels.reference import experts as reference

@@ -13,13 +13,8 @@ from torch.nn import functional
 
 from support.cpu_kernels import EMULATED, NATIVE, decode_int8, kernels_of
 from taco_kernels.cpu.elementwise import activate_rows, add_rows
-from taco_kernels.cpu.matmul import (
-    EncodedRows,
-    PackedMatrix,
-    in_row_order,
-    multiply,
-    multiply_argmax,
-)
+from taco_kernels.cpu.matmul import EncodedRows, in_row_order, multiply, multiply_argmax
+from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.cpu.sampling import gather_logprobs
 from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels

@@ -11,12 +11,12 @@ from torch import Tensor
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from taco_kernels.cpu.matmul import (
     EncodedRows,
-    PackedMatrix,
     empty_operands,
     in_row_order,
     multiply,
     multiply_argmax,
 )
+from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference.linear import int8_linear, linear
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
-from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.cpu.matmul import EncodedRows, multiply
+from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.library import CpuKernels
 from taco_kernels.segments import MAX_SEGMENTS, TILE_K
 

@@ -77,7 +77,7 @@ def test_agrees_with_the_grouped_product_of_torch() -> None:
 
 @pytest.mark.parametrize("block_rows", [16, 32, 64, 128])
 def test_every_size_of_blocks(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiply, "_block_rows", lambda *_: block_rows)
+    monkeypatch.setattr(multiply, "average_block_rows", lambda *_: block_rows)
     gate_up, down = mixture(2, 32, 32)
     x, (ids, weights) = torch.randn(80, 32), choice(80, 2, 1)
 

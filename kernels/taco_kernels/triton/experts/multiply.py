@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from taco_kernels.packed_codes import PackedExperts
 from taco_kernels.reference.activation import ALPHA, check_activation
 from taco_kernels.triton.activation import activated, swiglu_clipped
 from taco_kernels.triton.experts.order import sort_pairs
@@ -51,14 +52,14 @@ def multiply_experts(
     Raises:
         ValueError: a tensor has the wrong shape, dtype or strides, or the activation is unknown.
     """
-    _check(x, ids, weights, gate_up, down, gate_up_bias, down_bias)
+    check_experts(x, ids, weights, gate_up, down, gate_up_bias, down_bias)
     check_activation(activation, gated=True, limit=limit)
     num_rows, top_k = ids.shape
     num_experts, out_size, inner_size = down.shape
     out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return out
-    block_rows = _block_rows(ids.numel(), num_experts)
+    block_rows = average_block_rows(ids.numel(), num_experts)
     order = sort_pairs(ids, num_experts, block_rows)
     blocks = (order.pairs, order.block_experts, order.num_blocks, order.num_pairs)
     inner = torch.empty((order.num_pairs, inner_size), dtype=x.dtype, device=x.device)
@@ -100,27 +101,28 @@ def multiply_experts(
         **tiles,
     )
     block = min(1024, triton.next_power_of_2(out_size))
-    _sum_kernel[(num_rows, triton.cdiv(out_size, block))](
+    sum_kernel[(num_rows, triton.cdiv(out_size, block))](
         outputs, weights, out, SIZE=out_size, TOP_K=top_k, BLOCK=block
     )
     return out
 
 
-def _block_rows(num_pairs: int, num_experts: int) -> int:
+def average_block_rows(num_pairs: int, num_experts: int) -> int:
     """Pairs of a block: about as many as an expert has on average, so that few are padding."""
     average = num_pairs // num_experts
     return 16 if average <= 16 else 32 if average <= 32 else 64 if average <= 64 else 128
 
 
-def _check(
+def check_experts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | PackedExperts,
+    down: Tensor | PackedExperts,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
 ) -> None:
+    """Raises ValueError for a tensor of the wrong shape, dtype or strides."""
     num_experts, out_size, inner_size = down.shape
     if x.dtype not in _DTYPES or x.ndim != 2 or x.stride(1) != 1:
         raise ValueError(
@@ -129,7 +131,7 @@ def _check(
         )
     num_rows, hidden_size = x.shape
     choice = (num_rows, ids.shape[-1])
-    wanted: list[tuple[str, Tensor | None, torch.dtype, tuple[int, ...]]] = [
+    wanted: list[tuple[str, Tensor | PackedExperts | None, torch.dtype, tuple[int, ...]]] = [
         ("ids", ids, torch.int32, choice),
         ("weights", weights, torch.float32, choice),
         ("gate_up", gate_up, x.dtype, (num_experts, 2 * inner_size, hidden_size)),
@@ -138,9 +140,12 @@ def _check(
         ("down_bias", down_bias, x.dtype, (num_experts, out_size)),
     ]
     for name, tensor, dtype, shape in wanted:
-        if tensor is None:
-            continue
-        if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+        if isinstance(tensor, PackedExperts):
+            if tensor.shape != shape:
+                raise ValueError(f"{name} must be {list(shape)}, not {list(tensor.shape)}")
+        elif tensor is not None and (
+            tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous()
+        ):
             raise ValueError(
                 f"{name} must be contiguous {dtype} {list(shape)}, not {tensor.dtype} "
                 f"{list(tensor.shape)} with strides {tensor.stride()}"
@@ -160,14 +165,14 @@ def _load_block(rows, starts, k, SIZE: tl.constexpr, BLOCK_K: tl.constexpr, is_r
 
 
 @triton.jit
-def _block_pairs(pairs, block_experts, block, num_pairs, BLOCK_ROWS: tl.constexpr):
+def block_pairs(pairs, block_experts, block, num_pairs, BLOCK_ROWS: tl.constexpr):
     """The block's pairs, whether each is one, and its expert."""
     own = tl.load(pairs + block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))
     return own.to(tl.int64), own < num_pairs, tl.load(block_experts + block).to(tl.int64)
 
 
 @triton.jit
-def _gate(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+def gated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
     """`taco_kernels.reference.activation.act_mul`, all in float32."""
     if ACTIVATION == "swiglu_clipped":
         return swiglu_clipped(gate, up, alpha, limit)
@@ -199,7 +204,7 @@ def _gate_up_kernel(
     block = tl.program_id(0)
     if block >= tl.load(num_blocks):
         return
-    own, is_pair, expert = _block_pairs(pairs, block_experts, block, num_pairs, BLOCK_ROWS)
+    own, is_pair, expert = block_pairs(pairs, block_experts, block, num_pairs, BLOCK_ROWS)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < N
     gate_rows = (expert * 2 * N + columns) * K
@@ -216,7 +221,7 @@ def _gate_up_kernel(
         own_bias = bias + expert * 2 * N + columns
         gate += tl.load(own_bias, mask=is_column, other=0.0).to(tl.float32)[None, :]
         up += tl.load(own_bias + N, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    values = _gate(gate, up, alpha, limit, ACTIVATION)
+    values = gated(gate, up, alpha, limit, ACTIVATION)
     tl.store(
         out + own[:, None] * N + columns[None, :],
         values.to(out.dtype.element_ty),
@@ -244,7 +249,7 @@ def _down_kernel(
     block = tl.program_id(0)
     if block >= tl.load(num_blocks):
         return
-    own, is_pair, expert = _block_pairs(pairs, block_experts, block, num_pairs, BLOCK_ROWS)
+    own, is_pair, expert = block_pairs(pairs, block_experts, block, num_pairs, BLOCK_ROWS)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < N
     matrix_rows = (expert * N + columns) * K
@@ -264,9 +269,7 @@ def _down_kernel(
 
 
 @triton.jit
-def _sum_kernel(
-    outputs, weights, out, SIZE: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr
-):
+def sum_kernel(outputs, weights, out, SIZE: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE

@@ -33,10 +33,41 @@ const Case cases[] = {
 
 constexpr int64_t LAYERS = 2, LAYER = 1;
 
+// A cache's format. Tokens of 8-bit numbers have scales unless the entry has.
+struct Format {
+    const char* name;
+    KVType type;
+    double tolerance;  // with bf16 the weights are rounded too
+    float key_scale = 0, value_scale = 0;
+
+    bool has_token_scales() const { return item_bytes(type) == 1 && key_scale == 0; }
+
+    // The number that the cache holds for x, in units of the scale.
+    double rounded(float x) const {
+        if (type == KVType::i8) return std::nearbyint(x);
+        const int mantissa = type == KVType::e4m3 ? 3 : 2, bias = type == KVType::e4m3 ? 7 : 15;
+        const int exponent = std::max(x == 0 ? -bias : std::ilogb(x), 1 - bias);
+        const double unit = std::ldexp(1.0, exponent - mantissa);
+        return std::clamp(std::nearbyint(x / unit) * unit, -double(limit()), double(limit()));
+    }
+    float limit() const {
+        return type == KVType::i8 ? 127.0f : type == KVType::e4m3 ? 448.0f : 57344.0f;
+    }
+};
+
+const Format formats[] = {
+    {"f32", KVType::f32, 2e-5},
+    {"bf16", KVType::bf16, 6e-3},
+    {"int8", KVType::i8, 6e-3},
+    {"e4m3", KVType::e4m3, 6e-3},
+    {"e5m2", KVType::e5m2, 6e-3},
+    {"e4m3 with scales of entries", KVType::e4m3, 6e-3, 0.011f, 0.005f},
+};
+
 // The cache of a case, its keys and values as floats, and the answer.
 class Scene {
 public:
-    Scene(const Case& what, DType type) : case_(what), type_(type), cache_bytes_(0) {
+    Scene(const Case& what, const Format& format) : case_(what), format_(format), cache_bytes_(0) {
         // Queries, keys and values that bf16 holds exactly: what is left is the kernel's own error.
         Random random(uint32_t(what.head_dim));
         for (const Sequence& sequence : what.sequences) {
@@ -109,17 +140,18 @@ private:
     }
 
     void make_cache(int64_t num_blocks) {
-        const int64_t dim = case_.head_dim, scales = type_ == DType::i8 ? 4 : 0;
-        const int64_t token_bytes = round_up(dim, PANEL) * item_bytes(type_) + scales;
+        const int64_t dim = case_.head_dim, scales = format_.has_token_scales() ? 4 : 0;
+        const int64_t token_bytes = round_up(dim, PANEL) * item_bytes(format_.type) + scales;
         const int64_t entry_bytes = 2 * case_.num_kv_heads * case_.block_size * token_bytes;
         for (int64_t i = 0; i < LAYERS; ++i) {
-            entries_[i] = {case_.num_kv_heads, dim, dim, i * entry_bytes, false};
+            entries_[i] = {case_.num_kv_heads, dim, dim, i * entry_bytes, false, format_.key_scale,
+                           format_.value_scale};
         }
         const int64_t block_bytes = LAYERS * entry_bytes;
         cache_bytes_ = Bytes(num_blocks * block_bytes);
-        cache_ = {type_,       static_cast<char*>(cache_bytes_.data()),
-                  num_blocks,  case_.block_size,
-                  block_bytes, LAYERS,
+        cache_ = {format_.type, static_cast<char*>(cache_bytes_.data()),
+                  num_blocks,   case_.block_size,
+                  block_bytes,  LAYERS,
                   entries_};
     }
 
@@ -155,14 +187,19 @@ private:
     }
 
     // A head's numbers of one token, as the cache keeps them.
-    Doubles kept(const Floats& from, int64_t token, int64_t kv_head) const {
+    Doubles kept(const Floats& from, int64_t token, int64_t kv_head, float scale) const {
         const float* row = from.data() + token * kv_stride() + kv_head * case_.head_dim;
         Doubles out(row, row + case_.head_dim);
-        if (type_ != DType::i8) return out;
+        if (item_bytes(format_.type) != 1) return out;
         // In float, so that what lies in the middle of two steps goes the same way.
-        float largest = 0;
-        for (double x : out) largest = std::max(largest, std::fabs(float(x)));
-        for (double& x : out) x = std::nearbyint(float(x) * (127 / largest)) * (largest / 127);
+        float factor = 1 / scale;
+        if (format_.has_token_scales()) {
+            float largest = 0;
+            for (double x : out) largest = std::max(largest, std::fabs(float(x)));
+            factor = format_.limit() / largest;
+            scale = largest / format_.limit();
+        }
+        for (double& x : out) x = format_.rounded(float(x) * factor) * scale;
         return out;
     }
 
@@ -173,7 +210,7 @@ private:
         const int64_t first = window ? std::max<int64_t>(0, position - window + 1) : 0;
         Doubles sums(size_t(case_.head_dim), 0.0), scores;
         for (int64_t j = first; j <= position; ++j) {
-            const Doubles key = kept(keys_[s], j, kv_head);
+            const Doubles key = kept(keys_[s], j, kv_head, format_.key_scale);
             double score = 0;
             for (size_t d = 0; d < key.size(); ++d) score += double(query[d]) * key[d];
             score *= scale();
@@ -185,7 +222,7 @@ private:
         double total = 0;
         for (int64_t j = first; j <= position; ++j) {
             const double weight = std::exp(scores[size_t(j - first)] - best);
-            const Doubles value = kept(values_[s], j, kv_head);
+            const Doubles value = kept(values_[s], j, kv_head, format_.value_scale);
             for (size_t d = 0; d < value.size(); ++d) sums[d] += weight * value[d];
             total += weight;
         }
@@ -193,7 +230,7 @@ private:
     }
 
     const Case& case_;
-    const DType type_;
+    const Format& format_;
     std::vector<Floats> keys_, values_;  // of each sequence, [length, kv_stride]
     Floats queries_, alibi_;
     int64_t num_tokens_ = 0, table_stride_ = 0;
@@ -206,20 +243,14 @@ private:
 }  // namespace
 
 void check_attention(const Subject& subject) {
-    const struct {
-        const char* name;
-        DType type;
-        double tolerance;  // with bf16 the weights are rounded too
-    } caches[] = {
-        {"f32", DType::f32, 2e-5}, {"bf16", DType::bf16, 6e-3}, {"int8", DType::i8, 6e-3}};
     for (const Case& what : cases) {
-        for (const auto& cache : caches) {
+        for (const Format& format : formats) {
             const std::string name =
-                subject.name(std::string("attention, ") + cache.name + " cache, " + what.name);
-            Scene scene(what, cache.type);
+                subject.name(std::string("attention, ") + format.name + " cache, " + what.name);
+            Scene scene(what, format);
             const Floats out = scene.attend(subject.pool);
-            subject.report.close(name, out, scene.expected(), cache.tolerance);
-            Scene again(what, cache.type);
+            subject.report.close(name, out, scene.expected(), format.tolerance);
+            Scene again(what, format);
             subject.report.same(name + ", threads change no bit", again.attend(subject.single),
                                 out);
         }

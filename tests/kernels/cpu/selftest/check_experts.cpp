@@ -86,7 +86,7 @@ private:
         std::vector<RowScale> scales(static_cast<size_t>(count));
         Floats out(static_cast<size_t>(count * HIDDEN));
         taco_encode_rows(pool, int32_t(type_), count, HIDDEN, x_.data() + first * HIDDEN, HIDDEN,
-                         operands.data(), scales.data());
+                         operands.data(), scales.data(), nullptr);
         std::vector<Matrix> gate_up, down;
         for (const Packed& packed : gate_up_) gate_up.push_back(packed.matrix());
         for (const Packed& packed : down_) down.push_back(packed.matrix());

@@ -36,7 +36,7 @@ public:
     // Encodes some of the rows; the result is valid until the next call.
     Rows rows(int64_t first, int64_t count) {
         taco_encode_rows(pool_, int32_t(type_), count, k_, floats_.data() + first * k_, k_,
-                         operands_.data(), scales_.data());
+                         operands_.data(), scales_.data(), nullptr);
         return {count, operands_.data(), padded_k(type_, k_), scales_.data()};
     }
     Doubles plain(int64_t row) const { return as_operands(type_, floats_.data() + row * k_, k_); }
@@ -251,7 +251,7 @@ private:
                                  weights.data(), nullptr,           nullptr};
         taco_pack(pool, &packing);
         taco_encode_rows(pool, int32_t(type_), COUNT, k, x_.data() + first, K, operands.data(),
-                         nullptr);
+                         nullptr, nullptr);
         Floats out(size_t(COUNT * N));
         const Product product = {{COUNT, operands.data(), k, nullptr},
                                  matrix,
@@ -336,7 +336,7 @@ void check_norm(const Subject& subject, NormKind kind, int64_t size) {
         request.out_stride = padded_k(type, size);
         taco_norm_rows(subject.pool, &request);
         taco_encode_rows(subject.pool, int32_t(type), count, size, floats.data(), size,
-                         encoded.data(), encoded_scales.data());
+                         encoded.data(), encoded_scales.data(), nullptr);
         const bool same = std::memcmp(got.data(), encoded.data(), size_t(bytes)) == 0 &&
                           (type != DType::i8 || same_scales(scales, encoded_scales));
         subject.report.check(subject.name(name + " as operands of " + name_of(type)), same);

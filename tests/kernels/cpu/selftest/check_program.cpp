@@ -322,12 +322,12 @@ public:
         const int64_t heads = model.num_kv_heads();
         const int64_t entry_bytes = 2 * heads * BLOCK * round_up(HEAD_DIM, PANEL) * 4;
         for (int64_t i = 0; i < LAYERS; ++i) {
-            entries_[i] = {heads, HEAD_DIM, HEAD_DIM, i * entry_bytes, false};
+            entries_[i] = {heads, HEAD_DIM, HEAD_DIM, i * entry_bytes, false, 0, 0};
         }
         const int64_t block_bytes = LAYERS * entry_bytes;
         memory_ = Bytes(NUM_BLOCKS * block_bytes);
         cache_ = {
-            DType::f32, static_cast<char*>(memory_.data()), NUM_BLOCKS, BLOCK, block_bytes, LAYERS,
+            KVType::f32, static_cast<char*>(memory_.data()), NUM_BLOCKS, BLOCK, block_bytes, LAYERS,
             entries_};
     }
 

@@ -66,6 +66,7 @@ int main() {
         check_rotary(subject);
         check_norms(subject);
         check_products(subject);
+        check_codes(subject);
         check_head_products(subject);
         check_experts(subject);
         check_attention(subject);

@@ -68,6 +68,7 @@ void check_functions(const Subject& subject);
 void check_rotary(const Subject& subject);
 void check_norms(const Subject& subject);
 void check_products(const Subject& subject);
+void check_codes(const Subject& subject);
 void check_head_products(const Subject& subject);
 void check_experts(const Subject& subject);
 void check_attention(const Subject& subject);

@@ -36,6 +36,8 @@ TACO_API int64_t taco_pool_operand_tile_rows(const TacoPool* pool);
 
 // Packed matrices and products with them (matmul/matrix.h). ranks: [rows->count],
 // scratch. masks: of the rows, or null.
+struct CodePacking;
+struct ColumnOrder;
 struct HeadProduct;
 struct Matrix;
 struct Packing;
@@ -45,8 +47,13 @@ struct RowScale;
 struct Rows;
 struct TokenMasks;
 TACO_API void taco_pack(TacoPool* pool, const Packing* packing);
+TACO_API void taco_pack_codes(TacoPool* pool, const CodePacking* packing);
+// Copies rows of W, of f32 or bf16 operands, to `out`: [count, matrix->k].
+TACO_API void taco_read_rows(TacoPool* pool, const Matrix* matrix, int64_t count,
+                             const int64_t* rows, float* out);
 TACO_API void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k,
-                               const float* rows, int64_t stride, void* out, RowScale* scales);
+                               const float* rows, int64_t stride, void* out, RowScale* scales,
+                               const ColumnOrder* order);
 TACO_API void taco_multiply(TacoPool* pool, const Product* product);
 TACO_API void taco_multiply_heads(TacoPool* pool, const HeadProduct* product);
 TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix,
@@ -87,6 +94,9 @@ TACO_API void taco_program_forward(TacoPool* pool, const Program* program, const
 TACO_API int64_t taco_program_logits_bytes(const TacoPool* pool, const Program* program,
                                            const Logits* logits);
 TACO_API void taco_program_logits(TacoPool* pool, const Program* program, const Logits* logits);
+// The two of a step whose logits are those of its hidden states.
+TACO_API void taco_program_decode(TacoPool* pool, const Program* program, const Step* step,
+                                  const Logits* logits);
 
 // Elementwise kernels over rows (elementwise/elementwise_args.h).
 struct NormRows;

@@ -8,10 +8,21 @@ void taco_pack(TacoPool* pool, const Packing* packing) {
     pool->threads.run([&](Thread& thread) { pool->kernels.pack(thread, *packing); });
 }
 
+void taco_pack_codes(TacoPool* pool, const CodePacking* packing) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.pack_codes(thread, *packing); });
+}
+
+void taco_read_rows(TacoPool* pool, const Matrix* matrix, int64_t count, const int64_t* rows,
+                    float* out) {
+    pool->threads.run(
+        [&](Thread& thread) { pool->kernels.read_rows(thread, *matrix, count, rows, out); });
+}
+
 void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k, const float* rows,
-                      int64_t stride, void* out, RowScale* scales) {
+                      int64_t stride, void* out, RowScale* scales, const ColumnOrder* order) {
     pool->threads.run([&](Thread& thread) {
-        pool->kernels.encode_rows(thread, DType(type), count, k, rows, stride, out, scales);
+        pool->kernels.encode_rows(thread, DType(type), count, k, rows, stride, out, scales,
+                                  order ? *order : ColumnOrder{});
     });
 }
 

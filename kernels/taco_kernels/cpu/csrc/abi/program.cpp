@@ -21,3 +21,9 @@ int64_t taco_program_logits_bytes(const TacoPool* pool, const Program* program,
 void taco_program_logits(TacoPool* pool, const Program* program, const Logits* logits) {
     pool->threads.run([&](Thread& thread) { pool->kernels.logits(thread, *program, *logits); });
 }
+
+void taco_program_decode(TacoPool* pool, const Program* program, const Step* step,
+                         const Logits* logits) {
+    taco_program_forward(pool, program, step);
+    taco_program_logits(pool, program, logits);
+}

@@ -44,13 +44,16 @@ struct Kernels {
     int64_t bf16_operand_bytes, int8_operand_bytes, operand_tile_rows;
 
     // Encodes float rows [count, k] with `stride` as operands of a matrix of `type`; out is as Rows
-    // with the stride padded_k, scales [count] for int8 (matmul/encode_int8.h).
+    // with the stride padded_k, scales [count] and an order for int8 (matmul/encode_int8.h).
     void (*encode_rows)(Thread&, DType type, int64_t count, int64_t k, const float* rows,
-                        int64_t stride, void* out, RowScale* scales);
+                        int64_t stride, void* out, RowScale* scales, const ColumnOrder& order);
     void (*multiply)(Thread&, const Product&);
     void (*multiply_heads)(Thread&, const HeadProduct&);
     void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);
     void (*pack)(Thread&, const Packing&);
+    void (*pack_codes)(Thread&, const CodePacking&);
+    // Copies rows of W, of f32 or bf16 operands, to `out`: [count, matrix.k].
+    void (*read_rows)(Thread&, const Matrix&, int64_t count, const int64_t* rows, float* out);
     void (*route)(Thread&, const Routing&);
     // Bytes that `multiply_experts` needs at ExpertProduct::scratch. They depend on the shapes
     // only.

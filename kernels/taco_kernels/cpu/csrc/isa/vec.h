@@ -1,5 +1,5 @@
-// Includes the vectors, and tiles if there are any, of the instruction set that is being compiled
-// for.
+// Includes the vectors (also of 8-bit floats), and tiles if there are any, of the instruction set
+// that is being compiled for.
 #pragma once
 
 #if defined(TACO_EMULATED)
@@ -9,6 +9,8 @@
 #else
 #include "isa/vec_avx2.h"
 #endif
+
+#include "isa/float8.h"
 
 #if defined(TACO_EMULATE_AMX)
 #include "isa/tiles_emulated.h"

@@ -151,15 +151,23 @@ inline void store_bf16(bf16* p, F32 v) {
     const __m256i mixed = _mm256_packus_epi32(narrow(v.low), narrow(v.high));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
 }
+// Rounds 32 numbers. Instruction sets whose products take denormal numbers as zero may round these
+// to zero.
+inline void store_bf16(bf16* p, F32 low, F32 high) {
+    store_bf16(p, low);
+    store_bf16(p + LANES, high);
+}
 // Loads IEEE half precision.
 inline F32 load_f16(const uint16_t* p) {
     const __m128i* halves = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 }
 inline F32 load_i8(const int8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+    const auto half = [](const int8_t* at) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+    };
+    return {half(p), half(p + 8)};
 }
 // Rounds to nearest even and saturates.
 inline void store_i8(int8_t* p, F32 v) {
@@ -188,6 +196,52 @@ inline I32 shift_left(I32 a) {
     return {_mm256_slli_epi32(a.low, N), _mm256_slli_epi32(a.high, N)};
 }
 inline F32 to_float(I32 v) { return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
+// a / 2^N, rounded down.
+template <int N>
+inline I32 shift_right(I32 a) {
+    return {_mm256_srai_epi32(a.low, N), _mm256_srai_epi32(a.high, N)};
+}
+inline I32 set1_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I32 add(I32 a, I32 b) {
+    return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
+}
+inline I32 bit_and(I32 a, I32 b) {
+    return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)};
+}
+inline I32 bit_or(I32 a, I32 b) {
+    return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
+}
+// The same bits as another type.
+inline F32 as_float(I32 a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
+inline I32 as_bits(F32 a) { return {_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)}; }
+inline I32 load_u8(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+// a[0], b[0], a[1], b[1], ... a[7], b[7]; and the same of lanes 8 to 15.
+inline F32 interleave_low(F32 a, F32 b) {
+    const __m256 low = _mm256_unpacklo_ps(a.low, b.low), high = _mm256_unpackhi_ps(a.low, b.low);
+    return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+}
+inline F32 interleave_high(F32 a, F32 b) {
+    return interleave_low({a.high, a.high}, {b.high, b.high});
+}
+// Sixteen numbers that 4-bit codes stand for.
+struct Table16 {
+    __m256 low, high;
+};
+inline Table16 load_table(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+// The numbers of code N of each lane, which holds eight codes.
+template <int N>
+inline F32 look_up(const Table16& table, I32 a) {
+    const auto half = [&](__m256i lanes) {
+        const __m256i codes = _mm256_srli_epi32(lanes, 4 * N);
+        const __m256 is_high = _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28));
+        return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, codes),
+                                _mm256_permutevar8x32_ps(table.high, codes), is_high);
+    };
+    return {half(a.low), half(a.high)};
+}
 
 // A row of a bf16 panel: sixteen columns at two consecutive k.
 struct PairRow {

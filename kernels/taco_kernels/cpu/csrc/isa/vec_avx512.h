@@ -109,6 +109,36 @@ inline I32 shift_left(I32 a) {
     return {_mm512_slli_epi32(a.v, N)};
 }
 inline F32 to_float(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+template <int N>
+inline I32 shift_right(I32 a) {
+    return {_mm512_srai_epi32(a.v, N)};
+}
+inline I32 set1_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I32 add(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I32 bit_and(I32 a, I32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline I32 bit_or(I32 a, I32 b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline F32 as_float(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
+inline I32 as_bits(F32 a) { return {_mm512_castps_si512(a.v)}; }
+inline I32 load_u8(const uint8_t* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline F32 interleave_low(F32 a, F32 b) {
+    const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return {_mm512_permutex2var_ps(a.v, order, b.v)};
+}
+inline F32 interleave_high(F32 a, F32 b) {
+    const __m512i order =
+        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return {_mm512_permutex2var_ps(a.v, order, b.v)};
+}
+struct Table16 {
+    __m512 v;
+};
+inline Table16 load_table(const float* p) { return {_mm512_loadu_ps(p)}; }
+template <int N>
+inline F32 look_up(const Table16& table, I32 a) {
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(a.v, 4 * N), table.v)};
+}
 
 #ifdef __AVX512BF16__
 struct PairRow {
@@ -129,6 +159,9 @@ inline F32 store_operands(Bf16Operand* p, F32 low, F32 high, F32 sum) {
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
     _mm512_storeu_si512(p, (__m512i)operands);
     return {_mm512_dpbf16_ps(sum.v, operands, ones)};
+}
+inline void store_bf16(bf16* p, F32 low, F32 high) {
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
 }
 inline Bf16Operand encode_bf16(float x) { return to_bf16(x); }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store_bf16(p, a); }
@@ -158,6 +191,10 @@ inline F32 store_operands(Bf16Operand* p, F32 low, F32 high, F32 sum) {
     store(p, low);
     store(p + LANES, high);
     return add(sum, add(low, high));
+}
+inline void store_bf16(bf16* p, F32 low, F32 high) {
+    store_bf16(p, low);
+    store_bf16(p + LANES, high);
 }
 inline Bf16Operand encode_bf16(float x) { return x; }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store(p, a); }

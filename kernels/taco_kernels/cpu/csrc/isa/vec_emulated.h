@@ -165,11 +165,68 @@ inline I32 sub(I32 a, I32 b) {
 }
 template <int N>
 inline I32 shift_left(I32 a) {
-    for (int32_t& x : a.v) x *= 1 << N;
+    for (int32_t& x : a.v) x = int32_t(uint32_t(x) << N);
     return a;
 }
 inline F32 to_float(I32 a) {
     return each([&](int i) { return float(a.v[i]); });
+}
+template <class Function>
+inline I32 each_i32(Function function) {
+    I32 out;
+    for (int i = 0; i < LANES; ++i) out.v[i] = function(i);
+    return out;
+}
+template <int N>
+inline I32 shift_right(I32 a) {
+    return each_i32([&](int i) { return a.v[i] >> N; });
+}
+inline I32 set1_i32(int32_t x) {
+    return each_i32([=](int) { return x; });
+}
+inline I32 add(I32 a, I32 b) {
+    return each_i32([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline I32 bit_and(I32 a, I32 b) {
+    return each_i32([&](int i) { return a.v[i] & b.v[i]; });
+}
+inline I32 bit_or(I32 a, I32 b) {
+    return each_i32([&](int i) { return a.v[i] | b.v[i]; });
+}
+inline F32 as_float(I32 a) {
+    F32 out;
+    std::memcpy(out.v, a.v, sizeof out.v);
+    return out;
+}
+inline I32 as_bits(F32 a) {
+    I32 out;
+    std::memcpy(out.v, a.v, sizeof out.v);
+    return out;
+}
+inline I32 load_u8(const uint8_t* p) {
+    return each_i32([=](int i) { return int32_t(p[i]); });
+}
+inline F32 interleave_low(F32 a, F32 b) {
+    return each([&](int i) { return i % 2 ? b.v[i / 2] : a.v[i / 2]; });
+}
+inline F32 interleave_high(F32 a, F32 b) {
+    return each([&](int i) { return i % 2 ? b.v[8 + i / 2] : a.v[8 + i / 2]; });
+}
+struct Table16 {
+    float v[LANES];
+};
+inline Table16 load_table(const float* p) {
+    Table16 out;
+    std::memcpy(out.v, p, sizeof out.v);
+    return out;
+}
+template <int N>
+inline F32 look_up(const Table16& table, I32 a) {
+    return each([&](int i) { return table.v[uint32_t(a.v[i]) >> (4 * N) & 15]; });
+}
+inline void store_bf16(bf16* p, F32 low, F32 high) {
+    store_bf16(p, low);
+    store_bf16(p + LANES, high);
 }
 
 struct PairRow {

@@ -22,8 +22,10 @@ struct Block {
     int64_t operand_stride;
     const char* data;  // of the first panel
     int64_t panel_bytes;
-    int64_t steps;     // of 64 bytes each, of a panel
-    const char* next;  // memory that is likely read after this block
+    int64_t steps;                  // of 64 bytes each, of a panel
+    const char* next;               // memory that is likely read after this block
+    const Matrix* codes = nullptr;  // if it has codes: the matrix; then there is no `data`
+    int64_t first_step = 0;         // of codes
 
     // Sums from one panel to the next.
     int64_t sums_stride() const { return round_up(rows.size(), OPERAND_TILE_ROWS) * PANEL; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "matmul/block.h"
+#include "matmul/codes/grouped_int8.h"
 #include "matmul/multiply_vectors.h"
 
 namespace TACO_ISA {
@@ -18,6 +19,9 @@ constexpr int64_t MAX_BLOCK_SUMS = 1024;
 // enough that threads end together.
 constexpr int64_t BLOCK_BYTES = 256 * 1024;
 constexpr int64_t BLOCKS_PER_THREAD = 4;
+// Where each block orders its rows first (codes/signed_rows.h), it has more panels; its sums are in
+// memory, 256 KB.
+constexpr int64_t ORDERED_BLOCK_BYTES = 2 * 1024 * 1024, MAX_ORDERED_SUMS = 4096;
 // Every block begins at a multiple of this many panels, so that few passes have fewer panels than
 // they could.
 constexpr int64_t BLOCK_PANELS = 4;
@@ -62,9 +66,13 @@ struct Blocking {
         rows = std::min(num_rows, round_up(even_rows, on_tiles ? QUAD_ROWS : PASS_ROWS));
         const bool is_cut = by_quads && matrix.n <= MOST_CUT_COLUMNS && cut_ranges(row_bytes);
 
-        const int64_t by_bytes = std::max<int64_t>(BLOCK_BYTES / matrix.panel_bytes(), 8);
+        const bool orders_rows = !on_tiles && is_grouped_int8(matrix);
+        const int64_t most_bytes =
+            orders_rows && rows >= PASS_ROWS ? ORDERED_BLOCK_BYTES : BLOCK_BYTES;
+        const int64_t by_bytes = std::max<int64_t>(most_bytes / matrix.stored_panel_bytes(), 8);
         const int64_t by_thread = num_panels * row_blocks() / num_threads;
-        const int64_t by_sums = MAX_BLOCK_SUMS / round_up(rows, OPERAND_TILE_ROWS);
+        const int64_t most_sums = orders_rows ? MAX_ORDERED_SUMS : MAX_BLOCK_SUMS;
+        const int64_t by_sums = most_sums / round_up(rows, OPERAND_TILE_ROWS);
         int64_t wanted = std::min(by_bytes, by_thread / BLOCKS_PER_THREAD);
         if (!by_quads) wanted = std::min(wanted, by_sums);
         if (is_cut) {  // each block reads the rows again

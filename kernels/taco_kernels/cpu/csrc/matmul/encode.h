@@ -20,9 +20,10 @@ struct FloatRow {
     }
 };
 
-// Encodes one row of `k` floats as padded_k(type, k) operands, the first of them at `out`; sets
-// `scale` for int8 only.
-inline void encode_row(DType type, int64_t k, const float* row, void* out, RowScale* scale) {
+// Encodes one row of `k` floats as padded_k(type, k) operands, the first of them at `out`. `scale`
+// and `order` are for int8 only.
+inline void encode_row(DType type, int64_t k, const float* row, void* out, RowScale* scale,
+                       const ColumnOrder& order = {}) {
     const FloatRow values{row, k};
     switch (type) {
         case DType::f32: std::copy_n(row, k, static_cast<float*>(out)); break;
@@ -31,19 +32,21 @@ inline void encode_row(DType type, int64_t k, const float* row, void* out, RowSc
                 store_bf16_operand(operand_at(static_cast<Bf16Operand*>(out), i), values.at(i));
             }
             break;
-        case DType::i8: encode_i8_row(values, k, static_cast<Int8Operand*>(out), *scale); break;
+        case DType::i8:
+            encode_i8_row(values, k, static_cast<Int8Operand*>(out), *scale, order);
+            break;
     }
 }
 
 // Encodes many rows: `out` has operand_rows(type, count) rows of padded_k, scales [count].
 inline void encode_rows(Thread& thread, DType type, int64_t count, int64_t k, const float* rows,
-                        int64_t stride, void* out, RowScale* scales) {
+                        int64_t stride, void* out, RowScale* scales, const ColumnOrder& order) {
     const int64_t padded = padded_k(type, k);
     thread.share(count, 4, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             encode_row(type, k, rows + row * stride,
-                       static_cast<char*>(out) + operand_offset(type, row, padded, 0),
-                       scales + row);
+                       static_cast<char*>(out) + operand_offset(type, row, padded, 0), scales + row,
+                       order);
         }
     });
 }

@@ -7,14 +7,19 @@
 // scale is that of the other values. A row without outliers costs nothing more.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "isa/partial_vectors.h"
 #include "isa/vector_math.h"
 #include "matmul/matrix.h"
 #include "matmul/operand_layout.h"
+#include "runtime/thread_memory.h"
 
 namespace TACO_ISA {
+
+// int8 operands of a row that are adjacent on all instruction sets.
+constexpr int64_t INT8_PIECE = 64;
 
 // A value is an outlier above this multiple of the row's mean magnitude: 6.4 standard deviations of
 // normal numbers, which have none.
@@ -107,18 +112,47 @@ inline int32_t split_outliers(int64_t k, F32& values, RowScale& scale, int32_t d
     return done;
 }
 
-// Encodes a row of k values as padded_k operands. row.each(body) must call body(column, F32, number
-// of columns) for sixteen columns at a time, with zeros past the last.
-template <class Row>
-inline void encode_i8_row(const Row& row, int64_t k, Int8Operand* out, RowScale& scale) {
+// Calls store(column, F32) with the quantized values of a row, sixteen columns at a time.
+// row.each(body) must call body(column, F32, number of columns) so, with zeros past the last.
+template <class Row, class Store>
+inline void quantize_row(const Row& row, int64_t k, RowScale& scale, Store store) {
     choose_scale(row, k, scale);
     const F32 divisor = set1(scale.scale);
     int32_t done = 0;
     row.each([&](int64_t i, F32 values, int64_t) {
         values = div(values, divisor);
         done = split_outliers(i, values, scale, done);
-        store_i8_operand(operand_at(out, i), values);
+        store(i, values);
     });
+}
+
+// As encode_i8_row, in another order of columns. Never inlined: few matrices have one.
+template <class Row>
+__attribute__((noinline)) void encode_i8_row_in_order(const Row& row, int64_t k, Int8Operand* out,
+                                                      RowScale& scale, const ColumnOrder& order) {
+    auto* numbers = static_cast<int8_t*>(thread_memory(round_up(k + 1, LANES)));
+    quantize_row(row, k, scale, [&](int64_t i, F32 values) { store_i8(numbers + i, values); });
+    numbers[k] = 0;
+    for (int64_t i = 0; i < padded_k(DType::i8, k); i += INT8_PIECE) {
+        int8_t piece[INT8_PIECE];
+        for (int64_t j = 0; j < INT8_PIECE; ++j) piece[j] = numbers[order.columns[i + j]];
+        Int8Operand* operands = operand_at(out, i);
+        for (int64_t j = 0; j < INT8_PIECE; j += 4) encode_quad(operands + j, piece + j);
+    }
+    Outlier* past = scale.outliers + scale.num_outliers;
+    for (Outlier* outlier = scale.outliers; outlier < past; ++outlier) {
+        outlier->k = order.places[outlier->k];
+    }
+    std::sort(scale.outliers, past, [](const Outlier& a, const Outlier& b) { return a.k < b.k; });
+}
+
+// Encodes a row of k values as padded_k operands. `row` as in quantize_row.
+template <class Row>
+inline void encode_i8_row(const Row& row, int64_t k, Int8Operand* out, RowScale& scale,
+                          const ColumnOrder& order) {
+    if (order.columns) return encode_i8_row_in_order(row, k, out, scale, order);
+    quantize_row(row, k, scale,
+                 [&](int64_t i, F32 values) { store_i8_operand(operand_at(out, i), values); });
     for (int64_t i = round_up(k, LANES); i < padded_k(DType::i8, k); i += LANES) {
         store_i8_operand(operand_at(out, i), zero());
     }

@@ -4,16 +4,21 @@
 #include "isa/partial_vectors.h"
 #include "isa/vector_math.h"
 #include "matmul/block.h"
+#include "matmul/codes/grouped_int8.h"
 #include "matmul/panel_steps.h"
 
 namespace TACO_ISA {
 
 static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
 
-// The products of a row's outliers with a panel's columns, in units of OUTLIER_STEP. Exact: at most
-// MAX_OUTLIERS products of whole numbers up to 128.
-inline F32 outlier_sums(const RowScale& scale, const int8_t* panel) {
+// The products of a row's outliers with a panel's columns, in units of OUTLIER_STEP. Exact without
+// codes: at most MAX_OUTLIERS products of whole numbers up to 128. Never inlined: few rows have
+// any.
+__attribute__((noinline)) inline F32 outlier_sums(const RowScale& scale, const Matrix& matrix,
+                                                  int64_t index) {
+    if (matrix.parts) return grouped_outlier_sums(scale, matrix.part_of(index), index);
     constexpr int64_t GROUP = k_group(DType::i8);
+    const auto* panel = static_cast<const int8_t*>(matrix.panel(index));
     F32 sums = zero();
     for (int32_t i = 0; i < scale.num_outliers; ++i) {
         const Outlier& outlier = scale.outliers[i];
@@ -37,8 +42,7 @@ public:
           sums_stride_(block.sums_stride()),
           sums_(sums),
           row_scales_(row_scales),
-          weights_(static_cast<const int8_t*>(matrix.data)),
-          panel_bytes_(matrix.panel_bytes()),
+          matrix_(&matrix),
           scales_(matrix.scales),
           column_sums_(matrix.column_sums),
           bias_(matrix.bias) {}
@@ -49,17 +53,22 @@ public:
         const int64_t index = (panel - first_panel_) * sums_stride_ + (row - first_row_) * PANEL;
         F32 value;
         if (is_int8_) {
-            I32 sum = load_i32(static_cast<const int32_t*>(sums_) + index);
-            if constexpr (INT8_OFFSET != 0) {
-                sum = sub(sum, shift_left<7>(load_i32(column_sums_ + column)));
-            }
-            value = to_float(sum);
             const RowScale& row_scale = row_scales_[row];
-            if (row_scale.num_outliers) {
-                const F32 high = outlier_sums(row_scale, weights_ + panel * panel_bytes_);
-                value = fma(high, set1(OUTLIER_STEP), value);
+            F32 scale = set1(row_scale.scale);
+            if (scales_) {
+                I32 sum = load_i32(static_cast<const int32_t*>(sums_) + index);
+                if constexpr (INT8_OFFSET != 0) {
+                    sum = sub(sum, shift_left<7>(load_i32(column_sums_ + column)));
+                }
+                value = to_float(sum);
+                scale = mul(scale, load(scales_ + column));
+            } else {  // codes, whose sums have the scales of groups
+                value = load(static_cast<const float*>(sums_) + index);
             }
-            value = mul(value, mul(set1(row_scale.scale), load(scales_ + column)));
+            if (row_scale.num_outliers) {
+                value = fma(outlier_sums(row_scale, *matrix_, panel), set1(OUTLIER_STEP), value);
+            }
+            value = mul(value, scale);
         } else {
             value = load(static_cast<const float*>(sums_) + index);
         }
@@ -71,8 +80,7 @@ private:
     int64_t first_row_ = 0, first_panel_ = 0, sums_stride_ = 0;
     const void* sums_ = nullptr;
     const RowScale* row_scales_ = nullptr;
-    const int8_t* weights_ = nullptr;  // of the matrix
-    int64_t panel_bytes_ = 0;
+    const Matrix* matrix_ = nullptr;
     const float* scales_ = nullptr;
     const int32_t* column_sums_ = nullptr;
     const float* bias_ = nullptr;

@@ -2,6 +2,7 @@
 // the C ABI.
 #pragma once
 
+#include "matmul/codes/code_args.h"
 #include "runtime/types.h"
 #include "sampling/token_masks.h"
 
@@ -20,7 +21,17 @@
 // tree: (s0 + s1) + (s2 + s3). Tensor-parallel processes that each hold whole segments, and add
 // their sums as this tree does, so compute the bits of one process. A segment has whole tiles of k.
 // int8 needs no segments: its int32 sums are exact, and processes add them before they are scaled.
+//
+// A matrix of codes has `parts` instead of such panels, one for each kind of rows. `type` is that
+// of the operands that it multiplies.
 constexpr int64_t MAX_SEGMENTS = 8;
+
+// The order of a row's int8 operands, for matrices whose columns are packed in another order: by
+// groups, which checkpoints may give to columns in any order (GPTQ's desc_act).
+struct ColumnOrder {
+    const int32_t* columns;  // [padded k], the column of x that each operand has; k: zero. Or null
+    const int32_t* places;   // [k], the operand that has each column
+};
 
 struct Matrix {
     DType type;
@@ -30,12 +41,23 @@ struct Matrix {
     const int32_t* column_sums;  // int8 only: of each column's int8 values, [padded n]
     const float* bias;           // [padded n] in the order of the packed columns, or null
     int64_t segments = 1;
+    const CodePart* parts = nullptr;  // [num_parts], of a matrix of codes; each panel is in one
+    int64_t num_parts = 0;
+    ColumnOrder order = {};  // of the operands that it multiplies
 
     int64_t num_panels() const { return ceil_div(n, PANEL); }
     int64_t num_pair_panels() const { return 2 * ceil_div(n / 2, PANEL); }  // of a gated pair
     int64_t panel_bytes() const { return padded_k(type, k) * PANEL * item_bytes(type); }
+    // A panel as it is stored: of `panel_bytes` unless it is in a part.
     const void* panel(int64_t index) const {
+        if (parts) return part_of(index).panel(index);
         return static_cast<const char*>(data) + index * panel_bytes();
+    }
+    int64_t stored_panel_bytes() const { return parts ? parts->panel_bytes : panel_bytes(); }
+    const CodePart& part_of(int64_t panel) const {
+        const CodePart* part = parts;
+        while (!part->has_panel(panel)) ++part;
+        return *part;
     }
 };
 

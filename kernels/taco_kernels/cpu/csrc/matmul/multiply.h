@@ -7,6 +7,9 @@
 
 #include <vector>
 
+#include "matmul/codes/grouped_tiles.h"
+#include "matmul/codes/grouped_vectors.h"
+#include "matmul/codes/multiply_codes.h"
 #include "matmul/encode.h"
 #include "matmul/epilogue.h"
 #include "matmul/multiply_tiles.h"
@@ -27,7 +30,9 @@ inline void sum_block(DType type, const Block& block, void* sums) {
         case DType::bf16: return sum_on_tiles<Bf16Tiles>(block, static_cast<float*>(sums));
         case DType::i8: return sum_on_tiles<Int8Tiles>(block, static_cast<int32_t*>(sums));
 #else
-        case DType::bf16: return sum_on_vectors<Bf16Step>(block, static_cast<float*>(sums));
+        case DType::bf16:
+            if (block.codes) return sum_codes_on_vectors(block, static_cast<float*>(sums));
+            return sum_on_vectors<Bf16Step>(block, static_cast<float*>(sums));
         case DType::i8: return sum_on_vectors<Int8Step>(block, static_cast<int32_t*>(sums));
 #endif
     }
@@ -48,6 +53,7 @@ __attribute__((noinline)) inline void sum_segments(const Matrix& matrix, const B
     for (int64_t index = 0; index < matrix.segments; ++index) {
         const char* end = segment.data + steps * STEP_BYTES;
         segment.next = index + 1 < matrix.segments ? end : block.next;
+        segment.first_step = index * steps;
         sum_block(matrix.type, segment, kept(num_kept));
         // The segment ends as many subtrees of the tree as its index ends with ones.
         for (int64_t ones = index; ones % 2; ones /= 2) {
@@ -73,7 +79,12 @@ inline Block block_of(const Rows& rows, const Matrix& matrix, const Blocking& bl
     block.operands = static_cast<const char*>(rows.data) +
                      operand_offset(matrix.type, block.rows.begin, rows.stride, 0);
     block.operand_stride = rows.stride;
-    block.data = static_cast<const char*>(matrix.panel(block.panels.begin));
+    if (matrix.parts) {
+        block.codes = &matrix;
+        block.data = nullptr;
+    } else {
+        block.data = static_cast<const char*>(matrix.panel(block.panels.begin));
+    }
     block.panel_bytes = matrix.panel_bytes();
     block.steps = block.panel_bytes / STEP_BYTES;
     block.next = static_cast<const char*>(next);
@@ -84,8 +95,11 @@ inline Block block_of(const Rows& rows, const Matrix& matrix, const Blocking& bl
 template <class Finish>
 void run_block(const Rows& rows, const Matrix& matrix, const Blocking& blocking, int64_t index,
                const void* next, Finish finish) {
-    alignas(64) char sums[MAX_BLOCK_SUMS * PANEL * 4];
     const Block block = block_of(rows, matrix, blocking, index, next);
+    if (is_grouped_int8(matrix)) {
+        return finish(block, static_cast<const void*>(sum_grouped(matrix, block)));
+    }
+    alignas(64) char sums[MAX_BLOCK_SUMS * PANEL * 4];
     if (matrix.segments > 1) {
         sum_segments(matrix, block, reinterpret_cast<float*>(sums));
     } else {
@@ -101,6 +115,9 @@ inline void multiply_block(const Product& product, const Blocking& blocking, int
 #ifdef TACO_HAS_TILES
     if (blocking.on_tiles) {
         const Block block = block_of(product.rows, matrix, blocking, index, next);
+        if (is_grouped_int8(matrix)) {
+            return multiply_grouped_on_tiles(product, block, blocking.range_steps);
+        }
         return multiply_on_tiles(product, block, blocking.range_steps);
     }
 #endif

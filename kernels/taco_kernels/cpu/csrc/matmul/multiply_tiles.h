@@ -9,12 +9,16 @@
 // next part's are fetched meanwhile, a slice beside each 32 rows. Up to 32 rows need no parts: the
 // sums stay in tiles over all k, and the weights pass through too, as one stream.
 //
+// A part of a matrix of codes is decoded before its quads, which then find it in the L1 cache; so
+// there are parts for any number of rows.
+//
 // Sums go to memory and back exactly, and a tile product adds in the order of k: ranges, parts and
 // blocks change no bit. Segments of k (matrix.h) are whole parts and ranges.
 #pragma once
 
 #include "isa/quad_product.h"
 #include "matmul/blocking.h"
+#include "matmul/codes/multiply_codes.h"
 #include "matmul/epilogue.h"
 #include "runtime/thread_memory.h"
 
@@ -144,7 +148,7 @@ public:
 
     void run() {
         configure_whole_tiles();
-        if (count_ <= QUAD_ROWS) {
+        if (count_ <= QUAD_ROWS && !block_.codes) {
             stream_panels();
         } else {
             for (int64_t step = 0, end; step < steps_; step = end) {
@@ -201,13 +205,25 @@ private:
                                    : panel + 2 < num_panels ? weights(panel + 2, range.begin)
                                    : range.end < steps_     ? weights(0, range.end)
                                                             : block_.next;
+                if (block_.codes) decode(panel, part);
                 for (int64_t group = 0; group < num_groups; ++group) {
                     const int64_t fetched = group * part.size() * lines * 64;
-                    const bool is_needed = fetched < part.size() * TILE_BYTES;
+                    const bool is_needed = !block_.codes && fetched < part.size() * TILE_BYTES;
                     const Fetch fetch{next + fetched, block_.panel_bytes, is_needed ? lines : 0};
                     sum_quad<Streamed::rows>(panel, group * QUAD_ROWS, part, fetch);
                 }
             }
+        }
+    }
+
+    // Decodes a part of up to two panels.
+    void decode(int64_t panel, Range part) {
+        const int64_t first = block_.first_step;
+        const Range steps = {first + part.begin * LINES_OF_TILE, first + part.end * LINES_OF_TILE};
+        const int64_t end = std::min(panel + 2, block_.panels.size());
+        for (int64_t at = panel; at < end; ++at) {
+            const CodePart& of = block_.codes->part_of(block_.panels.begin + at);
+            decode_steps(of, of.panel(block_.panels.begin + at), steps, decoded_[at - panel]);
         }
     }
 
@@ -226,8 +242,13 @@ private:
         product.row_bytes = 64;
         product.row_step_bytes = TILE_BYTES;
         product.lower_rows = group_bytes_;
-        product.panels = weights(panel, part.begin);
-        product.panel_bytes = block_.panel_bytes;
+        if (block_.codes) {
+            product.panels = decoded_[0];
+            product.panel_bytes = sizeof decoded_[0];
+        } else {
+            product.panels = weights(panel, part.begin);
+            product.panel_bytes = block_.panel_bytes;
+        }
         product.steps = part.size();
         if (part.begin % segment_steps_) product.from = kept;
         product.to = kept;
@@ -301,6 +322,7 @@ private:
     Rest rest_;
     int turn_ = 0;
     alignas(64) Item quads_[2][QUAD_ROWS * 2 * PANEL];
+    alignas(64) bf16 decoded_[2][PART_TILE_STEPS * TILE_BYTES / 2];  // a part of two panels
 };
 
 // Computes the sums of a block.

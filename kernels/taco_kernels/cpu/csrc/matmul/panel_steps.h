@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "isa/vec.h"
+#include "isa/code_pairs.h"
 
 namespace TACO_ISA {
 
@@ -30,8 +30,6 @@ struct F32Step {
         return fma(set1(*a), row, sum);
     }
 };
-
-constexpr bool WIDENS_PAIRS = std::is_same_v<Bf16Operand, float>;
 
 struct Bf16Step {
     using Operand = Bf16Operand;
