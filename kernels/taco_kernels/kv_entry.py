@@ -1,4 +1,4 @@
-"""The shape of one entry of the KV cache. Free of torch: memory is planned with it."""
+"""The shape and scales of one entry of the KV cache. Free of torch: memory is planned with it."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ class KVEntry:
     def elements_per_token(self) -> int:
         """Numbers stored for one token, without padding."""
         return self.num_heads * (self.key_dim + (0 if self.latent else self.value_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class EntryScales:
+    """Factors on all stored keys, and on all stored values, of one entry of an 8-bit KV cache.
+
+    Attributes:
+        key, value: finite and positive; equal for a latent entry.
+    """
+
+    key: float
+    value: float
 
 
 def elements_per_token(entries: Iterable[KVEntry]) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from support.paged import make_metadata
 from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.kv_entry import KVEntry
+from taco_kernels.kv_format import KVFormat
 from taco_kernels.reference.attention import paged_attention
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
@@ -85,18 +86,18 @@ class Batch:
         num_heads = self.num_kv_heads * self.group_size
         return torch.randn(num_tokens, num_heads, self.head_dim).to(dtype)
 
-    def empty_cache(self, dtype: torch.dtype = torch.float32) -> KVCache:
+    def empty_cache(self, kv_format: KVFormat) -> KVCache:
         return KVCache(
             (self.entry(),) * 3,
             self.num_blocks,
             self.block_size,
-            dtype,
+            kv_format,
             torch.get_default_device(),
         )
 
     def cache(self, dtype: torch.dtype = torch.float32) -> KVCache:
         """Every sequence's whole KV, and poison wherever no sequence has any."""
-        cache = self.empty_cache(dtype)
+        cache = self.empty_cache(KVFormat(dtype))
         positions = [torch.arange(sum(lens)) for lens in self.lens]
         tables = [torch.tensor(table) for table in self.tables()]
         blocks = torch.cat(

@@ -11,11 +11,16 @@ from torch import Tensor
 
 from support.triton_interpreter import DEVICE
 from taco_kernels.attention_options import AttentionOptions, BlockSparse
+from taco_kernels.kv_entry import EntryScales
+from taco_kernels.kv_format import KVFormat, quantize_rows
 from taco_kernels.reference.attention import paged_attention as reference
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention
 from taco_kernels.triton.attention_plan import AttentionPlan, plan_attention
+from taco_worker.attention.step_plans import indexable
 
-FP8 = torch.float8_e4m3fn
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# Of two layers.
+FP8 = KVFormat(E4M3, (EntryScales(1.0, 1.0), EntryScales(0.5, 2.0)))
 # The interpreter multiplies no bfloat16.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE.type == "cuda")
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -32,6 +37,7 @@ class Case:
         heads: of the query, and KV heads.
         head_dim: of queries and keys; also of values, unless value_dim says otherwise.
         is_latent: values are the beginnings of keys.
+        kv_format: of the cache; None: the case's dtype.
         parents: for each sequence, None or the parent of each of its query tokens among them, -1
             for the context.
         spare_seqs, spare_tokens: capacity that no sequence uses, as in a CUDA graph.
@@ -50,7 +56,7 @@ class Case:
     sparse: BlockSparse | None = None
     value_dim: int | None = None
     is_latent: bool = False
-    is_fp8: bool = False
+    kv_format: KVFormat | None = None
     parents: tuple[tuple[int, ...] | None, ...] | None = None
     spare_seqs: int = 0
     spare_tokens: int = 0
@@ -75,9 +81,7 @@ class Step:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.key_scale, self.value_scale = (0.5, 2.0) if case.is_fp8 else (1.0, 1.0)
-        if case.is_latent:
-            self.value_scale = self.key_scale
+        self.format = case.kv_format or KVFormat(case.dtype)
         torch.manual_seed(case.seed)
         num_heads, num_kv_heads = case.heads
         capacity = case.num_tokens + case.spare_tokens
@@ -104,11 +108,12 @@ class Step:
         counts = [-(-sum(lens) // case.block_size) for lens in case.lens]
         num_blocks = sum(counts) + 1
         num_kv_heads = case.heads[1]
-        kv_dtype = FP8 if case.is_fp8 else case.dtype
+        kv_dtype = self.format.dtype
         key_size = case.block_size * num_kv_heads * case.head_dim
         value_size = 0 if case.is_latent else case.block_size * num_kv_heads * case.out_dim
         memory = torch.full((num_blocks, 2, key_size + value_size), torch.nan)
         memory = memory.to(kv_dtype).to(DEVICE)
+        self._make_scales(num_blocks)
         layer, shape = memory[:, _LAYER], (case.block_size, num_kv_heads, -1)
         self.key_cache = layer[:, :key_size].unflatten(1, shape)
         if case.is_latent:
@@ -136,11 +141,33 @@ class Step:
             if not case.is_latent:
                 parts.append((self.value_cache, self.clean_values, self.value_scale))
             for cache, clean, scale in parts:
-                stored = (torch.randn(len(places), *clean.shape[2:]) / scale).to(kv_dtype)
-                cache[at[0].to(DEVICE), at[1].to(DEVICE)] = stored.to(DEVICE)
-                clean[at] = stored.float() * scale
+                numbers = torch.randn(len(places), *clean.shape[2:])
+                at_device = at[0].to(DEVICE), at[1].to(DEVICE)
+                if isinstance(scale, Tensor):
+                    # Of very different sizes, so that small ones vanish where they are badly added.
+                    numbers *= 2.0 ** -torch.randint(12, numbers.shape[:2]).unsqueeze(-1)
+                    stored, scales = quantize_rows(numbers, kv_dtype)
+                    scale[at_device] = scales.to(DEVICE)
+                    clean[at] = stored.float() * scales.unsqueeze(-1)
+                else:
+                    stored = (numbers / scale).to(kv_dtype)
+                    clean[at] = stored.float() * scale
+                indexable(cache)[at_device] = indexable(stored).to(DEVICE)
         if case.is_latent:
             self.clean_values = self.clean_keys[..., : case.out_dim]
+
+    def _make_scales(self, num_blocks: int) -> None:
+        """Of the cache, or poison for those of tokens."""
+        self.key_scale: float | Tensor = 1.0
+        self.value_scale: float | Tensor = 1.0
+        if self.format.has_token_scales:
+            shape = (num_blocks, 2, self.case.block_size, self.case.heads[1])
+            scales = torch.full(shape, torch.nan, device=DEVICE)
+            self.key_scale, self.value_scale = scales[:, 0], scales[:, 1]
+        elif (fixed := self.format.of_entry(_LAYER)) is not None:
+            self.key_scale, self.value_scale = fixed.key, fixed.value
+        if self.case.is_latent:
+            self.value_scale = self.key_scale
 
     def _make_tree(self, capacity: int) -> TreeRows | None:
         if self.case.parents is None:

@@ -1,6 +1,6 @@
 """Sequences in a paged cache of the CPU kernels, and what their attention should be."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -9,19 +9,26 @@ from torch import Tensor
 from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.cpu.attention import paged_attention
 from taco_kernels.cpu.kv_cache import PagedBatch, PagedKV, write_kv
-from taco_kernels.kv_entry import KVEntry
+from taco_kernels.kv_entry import EntryScales, KVEntry
+from taco_kernels.kv_format import KVFormat
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference.attention import paged_attention as reference
 
-DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+_OF_TOKENS = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 LAYER = 1  # of two
+FORMATS = {
+    **{str(dtype).removeprefix("torch."): KVFormat(dtype) for dtype in _OF_TOKENS},
+    "float8_e4m3fn, entry scales": KVFormat(
+        torch.float8_e4m3fn, (EntryScales(1.0, 1.0), EntryScales(0.011, 0.005))
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Model:
     """Parameters that all sequences share."""
 
-    dtype: torch.dtype = torch.bfloat16
+    format: KVFormat = FORMATS["bfloat16"]
     num_kv_heads: int = 2
     group: int = 1
     head_dim: int = 16
@@ -38,6 +45,14 @@ class Model:
     @property
     def num_heads(self) -> int:
         return self.num_kv_heads * self.group
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """The format, where a latent entry has one scale."""
+        if not self.is_latent or self.format.scales is None:
+            return self.format
+        scales = (replace(entry, value=entry.key) for entry in self.format.scales)
+        return replace(self.format, scales=tuple(scales))
 
     @property
     def entry(self) -> KVEntry:
@@ -97,7 +112,7 @@ class Engine:
         needed = [-(-sequence.length // model.block_size) for sequence in sequences]
         self.cache = PagedKV.allocate(
             sum(needed) + 1,
-            model.dtype,
+            model.kv_format,
             model.block_size,
             [model.entry] * (LAYER + 1),
         )
@@ -161,7 +176,7 @@ class Engine:
     @property
     def uses_bf16(self) -> bool:
         """Whether queries and weights are rounded to bf16."""
-        return self.model.dtype != torch.float32 and self.kernels.bf16_operand_bytes == 2
+        return self.model.format.dtype != torch.float32 and self.kernels.bf16_operand_bytes == 2
 
 
 def assert_near_reference(engine: Engine, out: Tensor) -> None:

@@ -15,11 +15,18 @@ from torch import Tensor
 
 from taco_kernels.cpu import structs
 from taco_kernels.kv_entry import KVEntry
+from taco_kernels.kv_format import KVFormat
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import ALIGNMENT, allocate
 
 PANEL = 16  # tokens of a key panel, dims of a value panel
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_DTYPES = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.int8: 2,
+    torch.float8_e4m3fn: 3,
+    torch.float8_e5m2: 4,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,50 +35,48 @@ class PagedKV:
 
     Attributes:
         memory: uint8 [num_blocks, bytes of a block], aligned to 64 bytes.
-        dtype: float32, bfloat16, or int8 with a float32 scale per token and head.
+        format: float32, bfloat16, int8 or float8; 8-bit numbers with their scales.
         block_size: tokens per block, a multiple of 16.
         entries: the shape of each entry.
     """
 
     memory: Tensor
-    dtype: torch.dtype
+    format: KVFormat
     block_size: int
     entries: tuple[KVEntry, ...]
     _structs: Array[structs.KVEntry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"a KV cache is float32, bfloat16 or int8, not {self.dtype}")
+        if self.format.dtype not in _DTYPES:
+            raise ValueError(
+                "a KV cache is float32, bfloat16, int8, float8_e4m3fn or float8_e5m2, not "
+                f"{self.format.dtype}"
+            )
         if self.block_size <= 0 or self.block_size % PANEL:
             raise ValueError(f"block_size must be a multiple of {PANEL}, not {self.block_size}")
         check_tensor(self.memory, "memory", torch.uint8, 2)
-        size = block_bytes(self.dtype, self.block_size, self.entries)
+        size = block_bytes(self.format, self.block_size, self.entries)
         if self.memory.shape[1] != size:
             raise ValueError(f"memory must have {size} bytes per block, not {self.memory.shape[1]}")
         if self.memory.data_ptr() % ALIGNMENT:
             raise ValueError(f"memory must be aligned to {ALIGNMENT} bytes")
-        entries = zip(self.entries, self._offsets(), strict=False)
-        array = (structs.KVEntry * len(self.entries))(
-            *(
-                structs.KVEntry(x.num_heads, x.key_dim, x.value_dim, offset, x.latent)
-                for x, offset in entries
-            )
-        )
+        structures = map(self._entry_struct, range(len(self.entries)), self._offsets())
+        array = (structs.KVEntry * len(self.entries))(*structures)
         object.__setattr__(self, "_structs", array)
 
     @classmethod
     def allocate(
-        cls, num_blocks: int, dtype: torch.dtype, block_size: int, entries: Sequence[KVEntry]
+        cls, num_blocks: int, kv_format: KVFormat, block_size: int, entries: Sequence[KVEntry]
     ) -> PagedKV:
         """Allocates a cache without writing to it: untouched pages take no memory."""
-        size = block_bytes(dtype, block_size, entries)
+        size = block_bytes(kv_format, block_size, entries)
         memory = allocate(num_blocks * size).view(num_blocks, size)
-        return cls(memory, dtype, block_size, tuple(entries))
+        return cls(memory, kv_format, block_size, tuple(entries))
 
     def struct(self) -> structs.KVCache:
         """Valid while this object lives."""
         return structs.KVCache(
-            _DTYPES[self.dtype],
+            _DTYPES[self.format.dtype],
             self.memory.data_ptr(),
             self.memory.shape[0],
             self.block_size,
@@ -88,9 +93,9 @@ class PagedKV:
 
         Returns:
             Float32 tensors [num_tokens, num_heads, key_dim] and [num_tokens, num_heads, value_dim];
-            int8 is dequantized.
+            8-bit numbers are multiplied by their scales.
         """
-        shape, size = self.entries[entry], self.block_size
+        shape, size, dtype = self.entries[entry], self.block_size, self.format.dtype
         heads, key_dim, value_dim = (
             shape.num_heads,
             _padded(shape.key_dim),
@@ -98,7 +103,7 @@ class PagedKV:
         )
         blocks = self.memory[block_table[: -(-num_tokens // size)].long()]
         data = blocks[:, self._offsets()[entry] :]
-        group = 1 if self.dtype == torch.float32 else 2
+        group = 1 if dtype == torch.float32 else 2
         end = 0
 
         def take(count: int, dtype: torch.dtype) -> Tensor:
@@ -107,39 +112,54 @@ class PagedKV:
             return data[:, begin:end].contiguous().view(dtype).float()
 
         # [block, head, panel, dim / group, token, group] -> [block, panel, token, head, dim]
-        keys = take(heads * size * key_dim, self.dtype)
+        keys = take(heads * size * key_dim, dtype)
         keys = keys.view(-1, heads, size // PANEL, key_dim // group, PANEL, group)
         keys = keys.permute(0, 2, 4, 1, 3, 5).reshape(-1, heads, key_dim)
         if shape.latent:
             values = keys
         else:
             # [block, head, panel, token / group, dim, group] -> [block, token, head, panel, dim]
-            values = take(heads * size * value_dim, self.dtype)
+            values = take(heads * size * value_dim, dtype)
             values = values.view(-1, heads, value_dim // PANEL, size // group, PANEL, group)
             values = values.permute(0, 3, 5, 1, 2, 4).reshape(-1, heads, value_dim)
-        if self.dtype == torch.int8:
+        if (fixed := self.format.of_entry(entry)) is not None:
+            keys, values = keys * fixed.key, values * fixed.value
+        elif self.format.has_token_scales:
             count = 1 if shape.latent else 2
             scales = take(count * heads * size, torch.float32).view(-1, count, heads, size)
             scales = scales.permute(1, 0, 3, 2).reshape(count, -1, heads, 1)
             keys, values = keys * scales[0], values * scales[-1]
         return keys[:num_tokens, :, : shape.key_dim], values[:num_tokens, :, : shape.value_dim]
 
+    def _entry_struct(self, index: int, offset: int) -> structs.KVEntry:
+        shape, scales = self.entries[index], self.format.of_entry(index)
+        return structs.KVEntry(
+            shape.num_heads,
+            shape.key_dim,
+            shape.value_dim,
+            offset,
+            shape.latent,
+            0.0 if scales is None else scales.key,
+            0.0 if scales is None else scales.value,
+        )
+
     def _offsets(self) -> list[int]:
         """Bytes from a block's beginning to each entry, and to its end."""
-        sizes = _entry_bytes(self.dtype, self.block_size, self.entries)
+        sizes = _entry_bytes(self.format, self.block_size, self.entries)
         return list(accumulate(sizes, initial=0))
 
 
-def block_bytes(dtype: torch.dtype, block_size: int, entries: Iterable[KVEntry]) -> int:
+def block_bytes(kv_format: KVFormat, block_size: int, entries: Iterable[KVEntry]) -> int:
     """Bytes of one block: `block_size` tokens of all entries."""
-    return sum(_entry_bytes(dtype, block_size, entries))
+    return sum(_entry_bytes(kv_format, block_size, entries))
 
 
-def _entry_bytes(dtype: torch.dtype, block_size: int, entries: Iterable[KVEntry]) -> Iterator[int]:
-    scale_bytes = torch.float32.itemsize if dtype == torch.int8 else 0
+def _entry_bytes(kv_format: KVFormat, block_size: int, entries: Iterable[KVEntry]) -> Iterator[int]:
+    item_bytes = kv_format.dtype.itemsize
+    scale_bytes = torch.float32.itemsize if kv_format.has_token_scales else 0
     for entry in entries:
         dims = (entry.key_dim,) if entry.latent else (entry.key_dim, entry.value_dim)
-        token_bytes = sum(_padded(dim) * dtype.itemsize + scale_bytes for dim in dims)
+        token_bytes = sum(_padded(dim) * item_bytes + scale_bytes for dim in dims)
         yield entry.num_heads * block_size * token_bytes
 
 

@@ -10,12 +10,13 @@ import triton
 from torch import Tensor
 
 from taco_kernels.attention_options import AttentionOptions, BlockSparse
+from taco_kernels.kv_format import EIGHT_BIT_DTYPES
 from taco_kernels.triton.attention_kernel import attention_kernel
 from taco_kernels.triton.attention_plan import AttentionPass, AttentionPlan, plan_attention
 from taco_kernels.triton.attention_reduce import reduce_splits_kernel
+from taco_kernels.triton.kv_write import check_scales
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_FP8 = torch.float8_e4m3fn
 _BLOCK_SIZES = (8, 16, 32)
 _LOG2_E = math.log2(math.e)
 
@@ -66,8 +67,8 @@ def paged_attention(
     batch: AttentionBatch,
     options: AttentionOptions,
     *,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
     plan: AttentionPlan | None = None,
     workspace: Tensor | None = None,
     out: Tensor | None = None,
@@ -82,11 +83,12 @@ def paged_attention(
         query: [num_tokens, num_heads, key_dim], float16, bfloat16 or float32; views of a fused
             projection are fine.
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim], in the query's dtype or
-            float8_e4m3fn. Block sizes 8, 16, 32.
+            of 8 bits. Block sizes 8, 16, 32.
         value_cache: [num_blocks, block_size, num_kv_heads, value_dim] in the same dtype. It may be
             the beginning of key_cache's last dimension (latent attention): then both are read once.
         options: blocks wholly before a window are not read.
-        key_scale, value_scale: factors on stored keys and values.
+        key_scale, value_scale: factors on stored keys and values: of all, or of each token and head
+            (float32 [num_blocks, block_size, num_kv_heads], with equal strides).
         plan: from `plan_attention`, with bounds that cover the batch; None makes one.
         workspace: float32, `plan.workspace_size` numbers or more; None allocates them.
         out: [num_tokens, num_heads, value_dim] in the query's dtype; None allocates it. Rows that
@@ -99,6 +101,7 @@ def paged_attention(
         shape = (*query.shape[:-1], value_cache.shape[-1])
         out = torch.empty(shape, dtype=query.dtype, device=query.device)
     _check_tensors(query, key_cache, value_cache, out)
+    check_scales(key_cache, key_scale, value_scale)
     _check_batch(batch, query)
     options.check_heads(query.shape[1])
     num_tokens, num_heads, _ = query.shape
@@ -120,7 +123,12 @@ def paged_attention(
         )
 
     # Scores are exponents of two. A cap's tanh(x) is 1 - 2 / (1 + 2 ** (2 * log2(e) * x)).
-    score_factor, cap = options.scale * key_scale * _LOG2_E, options.cap
+    key_scales = key_scale if isinstance(key_scale, Tensor) else None
+    value_scales = value_scale if isinstance(value_scale, Tensor) else None
+    scale_strides = (0, 0) if key_scales is None else key_scales.stride()[:2]
+    key_factor = 1.0 if isinstance(key_scale, Tensor) else key_scale
+    value_factor = 1.0 if isinstance(value_scale, Tensor) else value_scale
+    score_factor, cap = options.scale * key_factor * _LOG2_E, options.cap
     if cap is not None:
         score_factor *= 2 / cap
         cap *= _LOG2_E
@@ -155,7 +163,10 @@ def paged_attention(
             cap,
             options.window,
             log_n_factor,
-            value_scale,
+            value_factor,
+            key_scales,
+            value_scales,
+            *scale_strides,
             *query.stride()[:2],
             *key_cache.stride()[:3],
             *value_cache.stride()[1:3],
@@ -190,7 +201,7 @@ def paged_attention(
                 part.min_query_len,
                 part.max_query_len,
                 part.num_splits,
-                value_scale,
+                value_factor,
                 *out.stride()[:2],
                 VALUE_DIM=value_dim,
                 PADDED_VALUE=dims["PADDED_VALUE"],
@@ -292,8 +303,8 @@ def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, out: T
             "key_cache and value_cache must have the same blocks and heads, dtype and distance of "
             "blocks"
         )
-    if key_cache.dtype not in (query.dtype, _FP8):
-        raise ValueError(f"the cache must be {query.dtype} or {_FP8}, not {key_cache.dtype}")
+    if key_cache.dtype not in (query.dtype, *EIGHT_BIT_DTYPES):
+        raise ValueError(f"the cache must be {query.dtype} or of 8 bits, not {key_cache.dtype}")
     if key_cache.shape[1] not in _BLOCK_SIZES:
         raise ValueError(f"block_size must be one of {_BLOCK_SIZES}, not {key_cache.shape[1]}")
     if query.shape[1] % key_cache.shape[2]:

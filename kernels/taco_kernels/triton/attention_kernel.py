@@ -19,6 +19,8 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 # Maximum tokens of a sequence's step with a tree mask, one bit each; see `TreeRows`.
 _MASK_BITS = tl.constexpr(64)
 _FP16_MAX = tl.constexpr(65504.0)
+# Less than any scale that is not 0.
+_LEAST_UNIT = tl.constexpr(2.0**-120)
 # Kinds of the kernel's three loops over KV tiles.
 _UNMASKED_LOOP = tl.constexpr(1)
 
@@ -85,6 +87,10 @@ def attention_kernel(
     window,
     log_n_factor,
     value_scale,
+    key_scales,
+    value_scales,
+    scale_block,
+    scale_token,
     query_token,
     query_head,
     kv_block,
@@ -122,8 +128,9 @@ def attention_kernel(
 
     query_token, ... table_stride are strides. score_factor turns products into exponents of
     two; with a cap (also in exponents of two), into the exponent of its tanh. log_n_factor is
-    1 / log2(log_n). tree_masks are the low and high halves of the masks, [num_tokens, 2]. Arguments
-    that are None are compiled away, and so is block-sparse attention with SPARSE_BLOCK 0.
+    1 / log2(log_n). key_scales and value_scales: of the cache's tokens. tree_masks are the low and
+    high halves of the masks, [num_tokens, 2]. Arguments that are None are compiled away, and so is
+    block-sparse attention with SPARSE_BLOCK 0.
 
     A tile has GROUP query heads; TILES_PER_KV_HEAD tiles share one KV head. A key is read as
     MAIN_DIM numbers and then REST_DIM more. With IS_LATENT the first are the value too: MAIN_DIM is
@@ -197,9 +204,9 @@ def attention_kernel(
         tl.store(partial_lse + first_part + row_parts, nothing, mask=is_row)
         return
 
-    # float8 to float16 is eight times faster than to bfloat16; both are exact.
+    # float8 to float16 is eight times faster than to bfloat16; both are exact, as they are of int8.
     IS_CLAMPED: tl.constexpr = (
-        query.dtype.element_ty == tl.bfloat16 and key_cache.dtype.element_ty == tl.float8e4nv
+        query.dtype.element_ty == tl.bfloat16 and key_cache.dtype.element_ty.primitive_bitwidth == 8
     )
     dims = tl.arange(0, PADDED_MAIN)
     in_main = dims < MAIN_DIM
@@ -238,6 +245,10 @@ def attention_kernel(
     acc = tl.zeros([BLOCK_M, PADDED_VALUE], tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_max = tl.full([BLOCK_M], _UNSEEN, tl.float32)
+    if value_scales is not None:
+        # acc is in units of the greatest scale so far, so that weights times scales are 1 at most:
+        # small ones would lose digits in float16.
+        unit = _LEAST_UNIT
 
     # Three loops: the window's edge, the keys that all rows see, and the diagonal.
     FIRST_LOOP: tl.constexpr = 2 if MASKS_ALL or SPARSE_BLOCK else (1 if window is None else 0)
@@ -304,6 +315,18 @@ def attention_kernel(
                 rest_keys = tl.load(
                     key_cache + keys_at + rest_dims[None, :], mask=rest_read, other=0.0
                 )
+            if key_scales is not None:
+                scales_at = blocks.to(tl.int64) * scale_block + places * scale_token + kv_head
+                if loop != _UNMASKED_LOOP:
+                    row_key_scales = tl.load(key_scales + scales_at, mask=is_read, other=0.0)
+                else:
+                    row_key_scales = tl.load(key_scales + scales_at)
+                if IS_LATENT:
+                    row_value_scales = row_key_scales
+                elif loop != _UNMASKED_LOOP:
+                    row_value_scales = tl.load(value_scales + scales_at, mask=is_read, other=0.0)
+                else:
+                    row_value_scales = tl.load(value_scales + scales_at)
             next_begin = tile_begin + BLOCK_N
             blocks = tl.load(
                 ids_at + next_begin // BLOCK_SIZE, mask=next_begin + columns < see_end, other=0
@@ -314,6 +337,8 @@ def attention_kernel(
             if REST_DIM > 0:
                 rest_keys = tl.trans(rest_keys.to(queries.dtype))
                 scores = tl.dot(rest_queries, rest_keys, scores, input_precision="ieee")
+            if key_scales is not None:
+                scores = scores * row_key_scales[None, :]
             if log_n_factor is not None:
                 scores = scores * growth[:, None]
             key_positions = positions
@@ -363,11 +388,18 @@ def attention_kernel(
             shrink = tl.exp2(row_max - new_max)
             row_sum = row_sum * shrink + tl.sum(weights, 1)
             row_max = new_max
+            if value_scales is not None:
+                new_unit = tl.maximum(unit, tl.max(row_value_scales, 0))
+                weights = weights * (row_value_scales / new_unit)[None, :]
+                shrink = shrink * (unit / new_unit)
+                unit = new_unit
             weights = weights.to(queries.dtype)
             values = values.to(queries.dtype)
             acc = tl.dot(weights, values, acc * shrink[:, None], input_precision="ieee")
         start = tl.maximum(start, stop)
 
+    if value_scales is not None:
+        acc = acc * unit
     if IS_SPLIT:
         acc = acc / row_sum[:, None]
         lse = tl.where(row_max > _SEEN, row_max + tl.log2(row_sum), float("-inf"))

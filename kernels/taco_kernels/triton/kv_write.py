@@ -7,8 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_FP8 = torch.float8_e4m3fn
-_FP8_MAX = tl.constexpr(448.0)
+from taco_kernels.kv_format import EIGHT_BIT_DTYPES, greatest
+
+# A row of smaller numbers is stored as zeros: the factor to the stored numbers would not be finite.
+_MIN_ROW = tl.constexpr(2.0**-100)
+# A float32 sum with it has no digits behind the point; 1.5 * 2^23.
+_WHOLE_NUMBERS = tl.constexpr(12582912.0)
 
 
 def write_kv(
@@ -18,8 +22,8 @@ def write_kv(
     value_cache: Tensor,
     kv_slot_mapping: Tensor,
     *,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
 ) -> None:
     """Write one layer's keys and values of a step to their slots.
 
@@ -27,14 +31,18 @@ def write_kv(
         key: [num_tokens, num_kv_heads, key_dim]; a view of a fused projection is fine.
         value: likewise with value_dim; None for a latent entry, whose keys contain the values.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, dim of each]; in key's dtype,
-            or float8_e4m3fn, which stores key / key_scale, clamped to its range.
+            int8 or float8, which store key / key_scale, clamped to their range.
         kv_slot_mapping: int64 [num_tokens], block * block_size + offset; a token with -1 is not
             stored.
+        key_scale, value_scale: as tensors, float32 [num_blocks, block_size, num_kv_heads] with
+            equal strides: they get a scale for each token and head, with which its greatest number
+            becomes the dtype's.
 
     Raises:
         ValueError: a tensor has the wrong shape, dtype or strides.
     """
     check_kv(key, value, key_cache, value_cache, kv_slot_mapping)
+    check_scales(key_cache, key_scale, value_scale)
     num_tokens, num_kv_heads, key_dim = key.shape
     if num_tokens == 0:
         return
@@ -46,8 +54,7 @@ def write_kv(
         key_cache,
         value_cache,
         kv_slot_mapping,
-        1.0 / key_scale,
-        1.0 / value_scale,
+        *scale_arguments(key_scale, value_scale),
         *key.stride()[:2],
         *written.stride()[:2],
         *key_cache.stride()[:3],
@@ -58,9 +65,47 @@ def write_kv(
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,
         PADDED_DIM=triton.next_power_of_2(max(key_dim, value_dim)),
-        IS_SCALED=key_cache.dtype == _FP8,
+        LIMIT=limit_of(key_cache.dtype),
         num_warps=4,
     )
+
+
+def limit_of(dtype: torch.dtype) -> float:
+    """The greatest number of a cache of 8 bits; 0: the cache has no scales."""
+    return greatest(dtype) if dtype in EIGHT_BIT_DTYPES else 0.0
+
+
+def scale_arguments(
+    key_scale: float | Tensor, value_scale: float | Tensor
+) -> tuple[float, float, Tensor | None, Tensor | None, int, int]:
+    """The kernels' arguments: factors to stored numbers, scales of tokens, strides of these."""
+    if isinstance(key_scale, Tensor):
+        assert isinstance(value_scale, Tensor)
+        block, token = key_scale.stride()[:2]
+        return 1.0, 1.0, key_scale, value_scale, block, token
+    assert not isinstance(value_scale, Tensor)
+    return 1.0 / key_scale, 1.0 / value_scale, None, None, 0, 0
+
+
+def check_scales(key_cache: Tensor, key_scale: float | Tensor, value_scale: float | Tensor) -> None:
+    """Raise ValueError unless the scales are two numbers, or alike and of the cache's tokens."""
+    of_tokens = [scale for scale in (key_scale, value_scale) if isinstance(scale, Tensor)]
+    if not of_tokens:
+        return
+    for scale in of_tokens:
+        if (
+            len(of_tokens) < 2
+            or key_cache.dtype not in EIGHT_BIT_DTYPES
+            or scale.dtype != torch.float32
+            or scale.shape != key_cache.shape[:3]
+            or scale.stride() != of_tokens[0].stride()
+            or scale.stride(-1) != 1
+        ):
+            raise ValueError(
+                "the scales of tokens must be two of float32 "
+                f"{list(key_cache.shape[:3])} with equal strides, for a cache of 8 bits, not "
+                f"{scale.dtype} {list(scale.shape)} for one of {key_cache.dtype}"
+            )
 
 
 def check_kv(
@@ -89,8 +134,8 @@ def check_kv(
                 f"{name}_cache must be [num_blocks, block_size, {rows.shape[1]}, {rows.shape[2]}], "
                 f"not {list(cache.shape)}"
             )
-        if cache.dtype not in (key.dtype, _FP8):
-            raise ValueError(f"{name}_cache must be {key.dtype} or {_FP8}, not {cache.dtype}")
+        if cache.dtype not in (key.dtype, *EIGHT_BIT_DTYPES):
+            raise ValueError(f"{name}_cache must be {key.dtype} or of 8 bits, not {cache.dtype}")
         if rows.stride(-1) != 1:
             raise ValueError("the numbers of a head must be adjacent")
     if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.dtype != value_cache.dtype:
@@ -117,6 +162,10 @@ def _write_kv_kernel(
     kv_slot_mapping,
     key_factor,
     value_factor,
+    key_scales,
+    value_scales,
+    scale_block,
+    scale_token,
     key_token,
     key_head,
     value_token,
@@ -133,11 +182,11 @@ def _write_kv_kernel(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    IS_SCALED: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
-    """One program per token, all heads; key_token, ... value_cache_head are strides.
+    """One program per token, all heads; scale_block, ... value_cache_head are strides.
 
-    VALUE_DIM is 0 where keys contain the values.
+    VALUE_DIM is 0 where keys contain the values. LIMIT: of `limit_of`.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(kv_slot_mapping + token)
@@ -145,18 +194,30 @@ def _write_kv_kernel(
     dims = tl.arange(0, PADDED_DIM)[None, :]
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     is_key = (heads < HEADS) & (dims < KEY_DIM)
-    keys = tl.load(key + token * key_token + heads * key_head + dims, mask=is_key)
-    if IS_SCALED:
-        keys = within_fp8(keys, key_factor)
+    scales_at = block * scale_block + offset * scale_token + heads
+    has_slot = (heads < HEADS) & (slot >= 0)
+    keys = tl.load(key + token * key_token + heads * key_head + dims, mask=is_key, other=0.0)
+    if LIMIT > 0:
+        if key_scales is not None:
+            largest = tl.max(tl.abs(keys.to(tl.float32)), 1)[:, None]
+            key_factor = factor_of(largest, LIMIT)
+            tl.store(key_scales + scales_at, scale_of(largest, LIMIT), mask=has_slot)
+        keys = quantized(keys, key_factor, LIMIT, key_cache.dtype.element_ty)
     keys_at = block * key_cache_block + offset * key_cache_token + heads * key_cache_head
     tl.store(
         key_cache + keys_at + dims, keys.to(key_cache.dtype.element_ty), mask=is_key & (slot >= 0)
     )
     if VALUE_DIM > 0:
         is_value = (heads < HEADS) & (dims < VALUE_DIM)
-        values = tl.load(value + token * value_token + heads * value_head + dims, mask=is_value)
-        if IS_SCALED:
-            values = within_fp8(values, value_factor)
+        values = tl.load(
+            value + token * value_token + heads * value_head + dims, mask=is_value, other=0.0
+        )
+        if LIMIT > 0:
+            if value_scales is not None:
+                largest = tl.max(tl.abs(values.to(tl.float32)), 1)[:, None]
+                value_factor = factor_of(largest, LIMIT)
+                tl.store(value_scales + scales_at, scale_of(largest, LIMIT), mask=has_slot)
+            values = quantized(values, value_factor, LIMIT, value_cache.dtype.element_ty)
         values_at = block * value_cache_block + offset * value_cache_token
         values_at += heads * value_cache_head
         tl.store(
@@ -167,8 +228,24 @@ def _write_kv_kernel(
 
 
 @triton.jit
-def within_fp8(numbers, factor):
-    """Scale, and clamp to the finite range of float8_e4m3fn; NaN stays NaN."""
+def factor_of(largest, LIMIT: tl.constexpr):
+    """The factor to stored numbers of rows with these largest numbers."""
+    is_zero = largest < _MIN_ROW
+    return tl.where(is_zero, 0.0, LIMIT / tl.where(is_zero, 1.0, largest))
+
+
+@triton.jit
+def scale_of(largest, LIMIT: tl.constexpr):
+    """The scale of rows with these largest numbers."""
+    return tl.where(largest < _MIN_ROW, 0.0, largest / LIMIT)
+
+
+@triton.jit
+def quantized(numbers, factor, LIMIT: tl.constexpr, dtype: tl.constexpr):
+    """Scale, clamp to [-LIMIT, LIMIT] and round to nearest; NaN stays NaN in float8."""
     numbers = numbers.to(tl.float32) * factor
-    numbers = tl.where(numbers > _FP8_MAX, _FP8_MAX, numbers)
-    return tl.where(numbers < -_FP8_MAX, -_FP8_MAX, numbers)
+    numbers = tl.where(numbers > LIMIT, LIMIT, numbers)
+    numbers = tl.where(numbers < -LIMIT, -LIMIT, numbers)
+    if dtype == tl.int8:
+        numbers = (numbers + _WHOLE_NUMBERS) - _WHOLE_NUMBERS
+    return numbers.to(dtype)

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from taco_kernels.reference.rotary import RotaryStyle
-from taco_kernels.triton.kv_write import check_kv, within_fp8
+from taco_kernels.triton.kv_write import (
+    check_kv,
+    check_scales,
+    factor_of,
+    limit_of,
+    quantized,
+    scale_arguments,
+    scale_of,
+)
 from taco_kernels.triton.rotary import (
     check_angles,
     check_heads,
@@ -36,8 +43,8 @@ def rotate_and_write_kv(
     offset: int = 0,
     style: RotaryStyle = "half",
     sections: Sequence[int] = (),
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
 ) -> None:
     """Rotate `rotary_dim` numbers of each head, from `offset` on, by its token's angles.
 
@@ -50,9 +57,10 @@ def rotate_and_write_kv(
         positions, cos_sin, offset, style, sections: as in `rotary.rotate`; the other numbers of a
             head stay unchanged.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the key's dtype
-            or float8_e4m3fn, which holds key / key_scale and value / value_scale, clamped to its
+            or of 8 bits, which hold key / key_scale and value / value_scale, clamped to their
             range; the last stride must be 1.
         kv_slot_mapping: int64 [num_tokens], block * block_size + offset; -1 is not stored.
+        key_scale, value_scale: as in `kv_write.write_kv`.
 
     Raises:
         ValueError: a tensor has the wrong shape, dtype or strides.
@@ -60,6 +68,7 @@ def rotate_and_write_kv(
     for name, heads_of in (("query", query), ("key", key)):
         check_heads(name, heads_of, query)
     check_kv(key, value, key_cache, value_cache, kv_slot_mapping)
+    check_scales(key_cache, key_scale, value_scale)
     if value.shape != key.shape:
         raise ValueError(
             f"values must have the keys' shape {list(key.shape)}, not {list(value.shape)}"
@@ -86,14 +95,13 @@ def rotate_and_write_kv(
         *value.stride()[:2],
         *key_cache.stride()[:3],
         *value_cache.stride()[:3],
-        1.0 / key_scale,
-        1.0 / value_scale,
+        *scale_arguments(key_scale, value_scale),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         VALUE_DIM=value.shape[2],
         BLOCK_SIZE=key_cache.shape[1],
-        IS_FP8=key_cache.dtype == torch.float8_e4m3fn,
+        LIMIT=limit_of(key_cache.dtype),
         HEADS=heads,
         FRONT_BLOCK=triton.next_power_of_2(max(1, offset)),
         REST_BLOCK=triton.next_power_of_2(max(1, head_dim - offset - rotary_dim)),
@@ -104,32 +112,32 @@ def rotate_and_write_kv(
 
 
 @triton.jit
-def _stored(x, factor, dtype: tl.constexpr, IS_FP8: tl.constexpr):
-    if IS_FP8:
-        x = within_fp8(x, factor)
+def _stored(x, factor, dtype: tl.constexpr, LIMIT: tl.constexpr):
+    if LIMIT > 0:
+        x = quantized(x, factor, LIMIT, dtype)
     return x.to(dtype)
 
 
 @triton.jit
-def _copy_columns(
+def _load_columns(
     x,
     head_stride,
-    cache,
-    cache_head,
     heads,
-    factor,
     NUM_HEADS: tl.constexpr,
     START: tl.constexpr,
     END: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_FP8: tl.constexpr,
 ):
-    """Copy columns START to END of some heads to the cache."""
+    """Columns START to END of some heads, their offsets in a head, and the mask of those there."""
     columns = START + tl.arange(0, BLOCK)[None, :]
     mask = (heads < NUM_HEADS) & (columns < END)
-    copied = tl.load(x + heads * head_stride + columns, mask=mask, other=0.0)
-    stored = _stored(copied, factor, cache.dtype.element_ty, IS_FP8)
-    tl.store(cache + heads * cache_head + columns, stored, mask=mask)
+    return tl.load(x + heads * head_stride + columns, mask=mask, other=0.0), columns, mask
+
+
+@triton.jit
+def _largest(x, mask):
+    """The greatest absolute number of each row, [rows, 1]."""
+    return tl.max(tl.where(mask, tl.abs(x.to(tl.float32)), 0.0), 1)[:, None]
 
 
 @triton.jit(do_not_specialize=["positions_axis"])
@@ -157,12 +165,16 @@ def _rotate_and_write_kernel(
     value_cache_head,
     key_factor,
     value_factor,
+    key_scales,
+    value_scales,
+    scale_block,
+    scale_token,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    LIMIT: tl.constexpr,
     HEADS: tl.constexpr,
     FRONT_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
@@ -233,50 +245,43 @@ def _rotate_and_write_kernel(
                 FIRST_END,
                 SECOND_END,
             )
-            target = key_cache + heads * key_cache_head + places
-            dtype: tl.constexpr = key_cache.dtype.element_ty
-            tl.store(target, _stored(first, key_factor, dtype, IS_FP8), mask=mask)
-            tl.store(target + DISTANCE, _stored(second, key_factor, dtype, IS_FP8), mask=mask)
             if OFFSET > 0:
-                _copy_columns(
-                    key,
-                    key_head,
-                    key_cache,
-                    key_cache_head,
-                    heads,
-                    key_factor,
-                    NUM_KV_HEADS,
-                    0,
-                    OFFSET,
-                    FRONT_BLOCK,
-                    IS_FP8,
+                front, front_at, in_front = _load_columns(
+                    key, key_head, heads, NUM_KV_HEADS, 0, OFFSET, FRONT_BLOCK
                 )
             if OFFSET + 2 * HALF < HEAD_DIM:
-                _copy_columns(
-                    key,
-                    key_head,
-                    key_cache,
-                    key_cache_head,
-                    heads,
-                    key_factor,
-                    NUM_KV_HEADS,
-                    OFFSET + 2 * HALF,
-                    HEAD_DIM,
-                    REST_BLOCK,
-                    IS_FP8,
+                rest, rest_at, in_rest = _load_columns(
+                    key, key_head, heads, NUM_KV_HEADS, OFFSET + 2 * HALF, HEAD_DIM, REST_BLOCK
                 )
+            if key_scales is not None:
+                largest = tl.maximum(_largest(first, mask), _largest(second, mask))
+                if OFFSET > 0:
+                    largest = tl.maximum(largest, _largest(front, in_front))
+                if OFFSET + 2 * HALF < HEAD_DIM:
+                    largest = tl.maximum(largest, _largest(rest, in_rest))
+                key_factor = factor_of(largest, LIMIT)
+                scales_at = key_scales + block * scale_block + offset * scale_token + heads
+                tl.store(scales_at, scale_of(largest, LIMIT), mask=heads < NUM_KV_HEADS)
+            target = key_cache + heads * key_cache_head
+            dtype: tl.constexpr = key_cache.dtype.element_ty
+            tl.store(target + places, _stored(first, key_factor, dtype, LIMIT), mask=mask)
+            second = _stored(second, key_factor, dtype, LIMIT)
+            tl.store(target + places + DISTANCE, second, mask=mask)
+            if OFFSET > 0:
+                front = _stored(front, key_factor, dtype, LIMIT)
+                tl.store(target + front_at, front, mask=in_front)
+            if OFFSET + 2 * HALF < HEAD_DIM:
+                rest = _stored(rest, key_factor, dtype, LIMIT)
+                tl.store(target + rest_at, rest, mask=in_rest)
         else:
             heads = (part - QUERY_PARTS - KEY_PARTS) * HEADS + tl.arange(0, HEADS)[:, None]
-            _copy_columns(
-                value,
-                value_head,
-                value_cache,
-                value_cache_head,
-                heads,
-                value_factor,
-                NUM_KV_HEADS,
-                0,
-                VALUE_DIM,
-                VALUE_BLOCK,
-                IS_FP8,
+            values, values_at, in_value = _load_columns(
+                value, value_head, heads, NUM_KV_HEADS, 0, VALUE_DIM, VALUE_BLOCK
             )
+            if value_scales is not None:
+                largest = _largest(values, in_value)
+                value_factor = factor_of(largest, LIMIT)
+                scales_at = value_scales + block * scale_block + offset * scale_token + heads
+                tl.store(scales_at, scale_of(largest, LIMIT), mask=heads < NUM_KV_HEADS)
+            stored = _stored(values, value_factor, value_cache.dtype.element_ty, LIMIT)
+            tl.store(value_cache + heads * value_cache_head + values_at, stored, mask=in_value)

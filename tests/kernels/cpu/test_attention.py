@@ -1,12 +1,15 @@
 """Paged attention of the CPU kernels against torch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from support.cpu_attention import (
-    DTYPES,
+    FORMATS,
     LATENT,
     LAYER,
     SPARSE,
@@ -20,11 +23,12 @@ from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from taco_kernels.attention_options import AttentionOptions, BlockSparse
 from taco_kernels.cpu.attention import paged_attention
 from taco_kernels.cpu.kv_cache import PagedBatch, PagedKV, write_kv
-from taco_kernels.kv_entry import KVEntry
+from taco_kernels.kv_entry import EntryScales, KVEntry
+from taco_kernels.kv_format import FLOAT8_DTYPES, KVFormat, quantize, quantize_rows
 from taco_kernels.library import CpuKernels
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize(
     ("model", "contexts", "query_lens"),
     [
@@ -52,12 +56,12 @@ from taco_kernels.library import CpuKernels
 )
 def test_attention(
     cpu_kernels: CpuKernels,
-    dtype: torch.dtype,
+    kv_format: KVFormat,
     model: Model,
     contexts: tuple[int, ...],
     query_lens: tuple[int, ...],
 ) -> None:
-    model = Model(**{**vars(model), "dtype": dtype})
+    model = replace(model, format=kv_format)
     lengths = [sum(pair) for pair in zip(contexts, query_lens, strict=True)]
     engine = Engine(cpu_kernels, [Sequence(model, n, seed) for seed, n in enumerate(lengths)])
     with_context = {i: n for i, n in enumerate(contexts) if n}
@@ -74,7 +78,7 @@ def test_attention(
     isa=st.sampled_from((*NATIVE, *EMULATED)),
     model=st.builds(
         Model,
-        dtype=st.sampled_from(DTYPES),
+        format=st.sampled_from(list(FORMATS.values())),
         num_kv_heads=st.integers(1, 3),
         group=st.integers(1, 8),
         head_dim=st.integers(1, 128),
@@ -113,36 +117,81 @@ def test_any_shape(isa: str, model: Model, shape: list[tuple[int, int]]) -> None
     assert_near_reference(engine, torch.cat(list(out.values())))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_cache_is_read_back(cpu_kernels: CpuKernels, dtype: torch.dtype) -> None:
-    model = Model(dtype, num_kv_heads=3, head_dim=20, block_size=32)
+@pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
+def test_cache_is_read_back(cpu_kernels: CpuKernels, kv_format: KVFormat) -> None:
+    model = Model(kv_format, num_kv_heads=3, head_dim=20, block_size=32)
     sequence = Sequence(model, 75, 0)
     engine = Engine(cpu_kernels, [sequence])
     in_chunks(engine, 0, [0, 3, 20, 75])
 
-    for read, written in zip(
-        engine.cache.read(LAYER, engine.tables[0], 75),
-        (sequence.keys, sequence.values),
-        strict=True,
+    for index, (read, written) in enumerate(
+        zip(
+            engine.cache.read(LAYER, engine.tables[0], 75),
+            (sequence.keys, sequence.values),
+            strict=True,
+        )
     ):
-        if dtype == torch.int8:
-            half_a_step = written.abs().amax(-1, keepdim=True) / 127 / 2
-            assert ((read - written).abs() <= half_a_step * 1.001).all()
+        dtype, fixed = kv_format.dtype, kv_format.of_entry(LAYER)
+        if fixed is not None:
+            scale = (fixed.key, fixed.value)[index]
+            expected = quantize(written, dtype, scale).float() * scale
+        elif kv_format.has_token_scales:
+            stored, scales = quantize_rows(written, dtype)
+            expected = stored.float() * scales.unsqueeze(-1)
         else:
-            assert torch.equal(read, written.to(dtype).float())
+            expected = written.to(dtype).float()
+        assert torch.equal(read, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
+def test_every_float8_number(cpu_kernels: CpuKernels, dtype: torch.dtype) -> None:
+    """Bytes are those of torch, limited to the range, and attention reads each of them."""
+    codes = torch.arange(128, dtype=torch.uint8).view(dtype).float()
+    finite = codes[codes.isfinite()]
+    middles = (finite[1:] + finite[:-1]) / 2
+    around = torch.cat([middles.nextafter(codes.new_tensor(x)) for x in (0.0, 1e9)])
+    extreme = torch.tensor([1e-30, finite[1] / 2, 1.01 * finite[-1], 1e30, torch.inf, torch.nan])
+    sizes = torch.cat([finite, middles, around, extreme])
+    numbers = torch.cat([sizes, -sizes])
+    limit = torch.finfo(dtype).max
+    expected = numbers.clamp(-limit, limit).to(dtype)
+    cache = PagedKV.allocate(
+        1,
+        KVFormat(dtype, (EntryScales(1.0, 1.0),)),
+        16,
+        [KVEntry(1, 16, len(numbers))],
+    )
+    one = torch.tensor([1], dtype=torch.int32)
+    batch = PagedBatch(torch.tensor([0, 1], dtype=torch.int32), one, torch.zeros(1, 1).int())
+    write_kv(cpu_kernels, cache, batch, 0, torch.zeros(1, 1, 16), numbers.view(1, 1, -1))
+
+    def attend() -> Tensor:
+        plain = AttentionOptions(1.0)
+        query = torch.zeros(1, 1, 16)
+        return paged_attention(cpu_kernels, query, cache, batch, 0, plain).flatten()
+
+    read = cache.read(0, batch.block_tables[0], 1)[1].flatten()
+    for got in (read, attend()):
+        torch.testing.assert_close(got, expected.float(), rtol=0, atol=0, equal_nan=True)
+    # Infinity is read, and never written.
+    greatest = codes[finite.numel() - 1].to(dtype).view(torch.uint8)
+    cache.memory[cache.memory == greatest] += 1
+    overflow = torch.tensor(int(greatest) + 1, dtype=torch.uint8).view(dtype).float()
+    past_greatest = torch.where(expected.float() == limit, overflow, expected.float())
+    torch.testing.assert_close(attend(), past_greatest, rtol=0, atol=0, equal_nan=True)
 
 
 def test_int8_costs_little_accuracy(cpu_kernels: CpuKernels) -> None:
     outs = []
     for dtype in (torch.int8, torch.float32):
-        model = Model(dtype, group=2, head_dim=64)
+        model = Model(KVFormat(dtype), group=2, head_dim=64)
         outs.append(Engine(cpu_kernels, [Sequence(model, 200, 0)]).step({0: 200})[0])
     error = (outs[0] - outs[1]).pow(2).mean().sqrt()
     assert error < 0.02 * outs[1].pow(2).mean().sqrt()
 
 
 def test_a_zero_row_is_kept_by_int8(cpu_kernels: CpuKernels) -> None:
-    sequence = Sequence(Model(torch.int8), 3, 0)
+    sequence = Sequence(Model(KVFormat(torch.int8)), 3, 0)
     sequence.keys[1], sequence.values[1] = 0, 0
     engine = Engine(cpu_kernels, [sequence])
     out = engine.step({0: 3})[0]
@@ -162,14 +211,14 @@ def test_nothing_to_do(cpu_kernels: CpuKernels) -> None:
 
 def test_bad_input() -> None:
     kernels = kernels_of("avx2", 1)
-    engine = Engine(kernels, [Sequence(Model(torch.float32), 4, 0)])
+    engine = Engine(kernels, [Sequence(Model(KVFormat(torch.float32)), 4, 0)])
     engine.step({0: 4})
     cache, batch, queries = engine.cache, engine.batch, engine.queries
     plain = AttentionOptions(1.0)
     with pytest.raises(ValueError, match="block_size must be a multiple of 16, not 8"):
-        PagedKV.allocate(1, torch.float32, 8, [KVEntry(1, 16, 16)])
-    with pytest.raises(ValueError, match=r"float32, bfloat16 or int8, not torch\.float16"):
-        PagedKV.allocate(1, torch.float16, 16, [KVEntry(1, 16, 16)])
+        PagedKV.allocate(1, KVFormat(torch.float32), 8, [KVEntry(1, 16, 16)])
+    with pytest.raises(ValueError, match=r"float8_e5m2, not torch\.float16"):
+        PagedKV.allocate(1, KVFormat(torch.float16), 16, [KVEntry(1, 16, 16)])
     with pytest.raises(ValueError, match="3 heads are no multiple of 2 KV heads"):
         paged_attention(kernels, torch.zeros(4, 3, 16), cache, batch, 0, plain)
     with pytest.raises(ValueError, match=r"query must be torch\.float32"):

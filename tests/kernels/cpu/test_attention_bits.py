@@ -1,14 +1,17 @@
 """Paged attention of the CPU kernels: bit-identical in any batch, and blind to other memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from support.cpu_attention import DTYPES, LATENT, SPARSE, Engine, Model, Sequence, in_chunks
+from support.cpu_attention import FORMATS, LATENT, SPARSE, Engine, Model, Sequence, in_chunks
 from support.cpu_kernels import kernels_of
+from taco_kernels.kv_format import KVFormat
 from taco_kernels.library import CpuKernels
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize(
     "model",
     [
@@ -22,10 +25,10 @@ from taco_kernels.library import CpuKernels
     ],
 )
 def test_bits_depend_on_the_sequence_alone(
-    cpu_kernels: CpuKernels, dtype: torch.dtype, model: Model
+    cpu_kernels: CpuKernels, kv_format: KVFormat, model: Model
 ) -> None:
     """Prefilled at once, in chunks, token by token; alone or beside others; on 1 to 3 threads."""
-    model = Model(**{**vars(model), "dtype": dtype})
+    model = replace(model, format=kv_format)
     length = 540  # into the third span
     sequence = Sequence(model, length, 1)
     at_once = Engine(cpu_kernels, [sequence]).step({0: length})[0]
@@ -50,14 +53,14 @@ def test_bits_depend_on_the_sequence_alone(
     assert torch.equal(torch.cat([first, second, third]), at_once)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize("num_tokens", [1, 70])
 def test_blocks_before_the_window_are_not_read(
-    cpu_kernels: CpuKernels, dtype: torch.dtype, block_size: int, num_tokens: int
+    cpu_kernels: CpuKernels, kv_format: KVFormat, block_size: int, num_tokens: int
 ) -> None:
     """A scheduler may have freed them."""
-    model = Model(dtype, group=4, head_dim=32, block_size=block_size, window=50)
+    model = Model(kv_format, group=4, head_dim=32, block_size=block_size, window=50)
     sequence = Sequence(model, 700 + num_tokens, 1)
     outs = []
     for frees_blocks in (False, True):
@@ -72,12 +75,12 @@ def test_blocks_before_the_window_are_not_read(
     assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("head_dim", [16, 48])
 def test_numbers_that_are_not_finite_stay_in_their_rows(
-    cpu_kernels: CpuKernels, dtype: torch.dtype, head_dim: int
+    cpu_kernels: CpuKernels, kv_format: KVFormat, head_dim: int
 ) -> None:
-    model = Model(dtype, group=4, head_dim=head_dim)
+    model = Model(kv_format, group=4, head_dim=head_dim)
     sequence = Sequence(model, 300, 1)
     whole = Engine(cpu_kernels, [sequence]).step({0: 300})[0]
     sequence.queries[280, 5] = torch.nan

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.attention_step import DTYPES, Case, Step
+from support.attention_step import DTYPES, E4M3, E5M2, FP8, Case, Step
 from support.triton_interpreter import DEVICE
 from taco_kernels.attention_options import AttentionOptions, BlockSparse
+from taco_kernels.kv_format import KVFormat
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention
 from taco_kernels.triton.attention_plan import Tiling
 
@@ -30,6 +31,13 @@ LATENTS = ((80, 64), (48, 40), (64, 64))
 # Small, so that few tokens make many tiles.
 MANY_ROWS = Tiling(16, 16, 4, 2, programs_per_sm=1, masks_all=False)
 FEW_ROWS = Tiling(16, 32, 4, 2, programs_per_sm=1, masks_all=True)
+
+EIGHT_BIT = {
+    "e4m3": FP8,
+    "e4m3 with scales of tokens": KVFormat(E4M3),
+    "e5m2 with scales of tokens": KVFormat(E5M2),
+    "int8": KVFormat(torch.int8),
+}
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -79,9 +87,18 @@ def test_latent(heads: tuple[int, int], dims: tuple[int, int], num_splits: int) 
     step.check(num_splits=num_splits, many_rows=MANY_ROWS)
 
 
-def test_latent_fp8_cache() -> None:
+@pytest.mark.parametrize("kv_format", [FP8, KVFormat(E4M3), KVFormat(torch.int8)], ids=str)
+def test_latent_8_bit_cache(kv_format: KVFormat) -> None:
     step = Step(
-        Case(MIXED, (8, 1), 80, value_dim=64, is_latent=True, is_fp8=True, dtype=torch.float16)
+        Case(
+            MIXED,
+            (8, 1),
+            80,
+            value_dim=64,
+            is_latent=True,
+            kv_format=kv_format,
+            dtype=torch.float16,
+        )
     )
     step.check(many_rows=MANY_ROWS)
 
@@ -113,11 +130,22 @@ def test_more_query_heads_than_rows_of_a_tile() -> None:
     Step(Case(((5, 1), (0, 4)), (71, 1), 64)).check()
 
 
+@pytest.mark.parametrize("kv_format", EIGHT_BIT.values(), ids=EIGHT_BIT)
 @pytest.mark.parametrize("lens", [((45, 20), (0, 3)), DECODES])
-def test_fp8_cache(lens: tuple[tuple[int, int], ...]) -> None:
-    step = Step(Case(lens, (4, 1), 64, dtype=torch.float16, is_fp8=True))
+def test_8_bit_cache(lens: tuple[tuple[int, int], ...], kv_format: KVFormat) -> None:
+    step = Step(Case(lens, (4, 2), 64, dtype=torch.float16, kv_format=kv_format))
     step.check()
     step.check(num_splits=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 30}, {"cap": 5.0, "has_alibi": True}, {"has_sinks": True, "log_n": 20}],
+    ids=str,
+)
+def test_score_options_with_scales_of_tokens(options: dict) -> None:
+    case = Case(MIXED, (2, 1), 64, dtype=torch.float16, kv_format=KVFormat(E4M3), **options)
+    Step(case).check(many_rows=MANY_ROWS, few_rows=replace(FEW_ROWS, masks_all=False))
 
 
 def _random_tree(num_tokens: int, seed: int) -> tuple[int, ...]:
@@ -167,7 +195,7 @@ def test_rows_of_a_graph_that_no_sequence_uses(
 
 def test_offsets_beyond_32_bits() -> None:
     """Block 2 begins 2**31 numbers after the cache's start."""
-    step = Step(Case(((20, 13),), (2, 1), 64, dtype=torch.float16, is_fp8=True))
+    step = Step(Case(((20, 13),), (2, 1), 64, dtype=torch.float16, kv_format=FP8))
     expected = step.attend()
     num_blocks, block_stride = len(step.key_cache), 2**30 + 64
     assert num_blocks == 4

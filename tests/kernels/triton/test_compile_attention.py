@@ -25,7 +25,15 @@ def caches(kv_dtype, num_kv_heads, head_dim):
     return memory[:, 1, 0], memory[:, 1, 1]
 
 def attend(
-    num_seqs, query_len, seq_len, kv_dtype=BF16, head_dim=128, tree=False, sinks=False, **options
+    num_seqs,
+    query_len,
+    seq_len,
+    kv_dtype=BF16,
+    head_dim=128,
+    tree=False,
+    sinks=False,
+    token_scales=False,
+    **options,
 ):
     num_tokens = num_seqs * query_len
     fused = torch.empty(num_tokens, 48, head_dim, dtype=BF16)
@@ -57,7 +65,12 @@ def attend(
         cap=layer.cap,
     )
     query = fused[:, :32]
-    paged_attention(query, key_cache, value_cache, batch, layer, plan=plan)
+    scales = scales_of_tokens() if token_scales else {}
+    paged_attention(query, key_cache, value_cache, batch, layer, plan=plan, **scales)
+
+def scales_of_tokens():
+    scales = torch.ones(8, 2, 16, 8)
+    return {"key_scale": scales[:, 0], "value_scale": scales[:, 1]}
 
 def attend_latent(num_seqs, query_len, seq_len):
     num_tokens = num_seqs * query_len
@@ -87,10 +100,11 @@ def attend_latent(num_seqs, query_len, seq_len):
     query = torch.empty(num_tokens, 128, 576, dtype=BF16)
     paged_attention(query, keys, keys[..., :512], batch, AttentionOptions(0.1), plan=plan)
 
-def write(kv_dtype):
+def write(kv_dtype, token_scales=False):
     fused = torch.empty(5, 48, 128, dtype=BF16)
     slots = torch.zeros(5, dtype=torch.int64)
-    write_kv(fused[:, 32:40], fused[:, 40:], *caches(kv_dtype, 8, 128), slots)
+    scales = scales_of_tokens() if token_scales else {}
+    write_kv(fused[:, 32:40], fused[:, 40:], *caches(kv_dtype, 8, 128), slots, **scales)
 """
 
 # Each call with the kernels that it launches.
@@ -98,6 +112,15 @@ _CALLS = {
     "decode": ("attend(256, 1, 8192)", (_ATTENTION,)),
     "split decode": ("attend(1, 1, 32768)", (_ATTENTION, _REDUCE)),
     "fp8 decode": ("attend(256, 1, 8192, FP8)", (_ATTENTION,)),
+    "fp8 decode, scales of tokens": (
+        "attend(256, 1, 8192, FP8, token_scales=True)",
+        (_ATTENTION,),
+    ),
+    "e5m2 decode, scales of tokens": (
+        "attend(256, 1, 8192, torch.float8_e5m2, token_scales=True)",
+        (_ATTENTION,),
+    ),
+    "int8 prefill": ("attend(1, 8192, 8192, torch.int8, token_scales=True)", (_ATTENTION,)),
     "window decode": ("attend(256, 1, 8192, window=4096)", (_ATTENTION,)),
     "verification": ("attend(256, 8, 8192)", (_ATTENTION,)),
     "tree": ("attend(256, 16, 8192, tree=True)", (_ATTENTION,)),
@@ -117,6 +140,8 @@ _CALLS = {
     "latent prefill": ("attend_latent(1, 8192, 8192)", (_ATTENTION,)),
     "write": ("write(BF16)", (_WRITE,)),
     "fp8 write": ("write(FP8)", (_WRITE,)),
+    "fp8 write, scales of tokens": ("write(FP8, token_scales=True)", (_WRITE,)),
+    "int8 write": ("write(torch.int8, token_scales=True)", (_WRITE,)),
 }
 
 

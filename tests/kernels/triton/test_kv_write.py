@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from support.triton_interpreter import DEVICE
+from taco_kernels.kv_format import EIGHT_BIT_DTYPES, quantize_rows
 from taco_kernels.triton.kv_write import write_kv
 
 FP8 = torch.float8_e4m3fn
@@ -85,6 +86,47 @@ def test_fp8_is_scaled_and_held_within_its_range() -> None:
     check(value_cache, rows[1].clamp(-448, 448).to(FP8), 16)
 
 
+@pytest.mark.parametrize("dtype", EIGHT_BIT_DTYPES)
+@pytest.mark.parametrize("is_latent", [False, True])
+def test_scales_of_tokens(dtype: torch.dtype, is_latent: bool) -> None:
+    rows = list(fused(2, 80, torch.float32))
+    if DEVICE.type == "cpu" and dtype != torch.int8:
+        # The interpreter does not round to float8, so it is given what needs no rounding.
+        rows = [scaled_exactly(x, dtype) for x in rows]
+    rows[0][2, 1] = 0
+    key, value = rows
+    key_cache, value_cache = poisoned_caches(16, 2, 80, torch.float32)
+    stored = [cache.to(dtype) for cache in (key_cache, value_cache)]
+    scales = torch.full((6, 2, 16, 2), torch.nan, device=DEVICE)
+    slots = torch.tensor(SLOTS, device=DEVICE)
+    write_kv(
+        key,
+        None if is_latent else value,
+        stored[0],
+        stored[0][..., :64] if is_latent else stored[1],
+        slots,
+        key_scale=scales[:, 0],
+        value_scale=scales[:, 0 if is_latent else 1],
+    )
+    for index in range(1 if is_latent else 2):
+        expected, expected_scales = quantize_rows(rows[index].cpu(), dtype)
+        for token, slot in enumerate(SLOTS):
+            if slot >= 0:
+                at = slot // 16, slot % 16
+                assert torch.equal(stored[index][at].cpu().float(), expected[token].float())
+                torch.testing.assert_close(scales[:, index][at].cpu(), expected_scales[token])
+    num_written = int((~scales.isnan()).sum())
+    assert num_written == sum(slot >= 0 for slot in SLOTS) * 2 * (1 if is_latent else 2)
+
+
+def scaled_exactly(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows whose scales are powers of two and whose numbers the dtype holds."""
+    limit = torch.finfo(dtype).max
+    codes = (rows * limit / 8).clamp(-limit, limit).to(dtype).float()
+    codes[..., 3] = limit
+    return codes * 2.0 ** torch.randint(-9, 5, rows.shape[:2]).unsqueeze(-1).to(rows.device)
+
+
 def test_nothing_to_do() -> None:
     key, value = fused(2, 64, torch.float16)
     key_cache, value_cache = poisoned_caches(16, 2, 64, torch.float16)
@@ -101,10 +143,16 @@ def test_bad_input() -> None:
         write_kv(key, value.float(), key_cache, value_cache, slots)
     with pytest.raises(ValueError, match=r"key_cache must be \[num_blocks, block_size, 2, 64\]"):
         write_kv(key, value, key_cache[..., :32], value_cache, slots)
-    with pytest.raises(ValueError, match=r"value_cache must be torch\.float16 or"):
+    with pytest.raises(ValueError, match=r"value_cache must be torch\.float16 or of 8 bits"):
         write_kv(key, value, key_cache, value_cache.float(), slots)
     with pytest.raises(ValueError, match="the same blocks, heads and dtype"):
         write_kv(key, value, key_cache, value_cache[:2], slots)
+    scales = torch.ones(6, 16, 2, device=DEVICE)
+    for wrong in ({"key_scale": scales}, {"key_scale": scales, "value_scale": scales[:, :8]}):
+        with pytest.raises(
+            ValueError, match=r"scales of tokens must be two of float32 \[6, 16, 2\]"
+        ):
+            write_kv(key, value, key_cache.to(FP8), value_cache.to(FP8), slots, **wrong)
     with pytest.raises(ValueError, match="adjacent"):
         write_kv(key.mT.contiguous().mT, value, key_cache, value_cache, slots)
     with pytest.raises(ValueError, match=r"kv_slot_mapping must be contiguous int64 \[5\]"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from taco_kernels.kv_format import EIGHT_BIT_DTYPES, greatest, quantize_rows
 from taco_kernels.reference.rotary import RotaryStyle, apply_rotary, gather_angles
 from taco_kernels.triton import rotary
 from taco_kernels.triton.rotary_kv import rotate_and_write_kv
@@ -209,6 +210,43 @@ def test_fp8_cache_holds_scaled_numbers(rotary_dim: int) -> None:
         expected = (heads.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         stored = cache[slots // 16, slots % 16]
         torch.testing.assert_close(stored.float(), expected.float(), **EXACTLY)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BIT_DTYPES)
+@pytest.mark.parametrize(("rotary_dim", "offset"), [(64, 0), (16, 0), (16, 20)])
+def test_scales_of_tokens(dtype: torch.dtype, rotary_dim: int, offset: int) -> None:
+    """A head's scale is that of its greatest number, in whatever part it is."""
+    limit = greatest(dtype)
+    for place in (0, 18, 25, 50, 63):
+        codes = (torch.randn(4, 8, 64) * limit / 8).clamp(-limit, limit)
+        codes = (codes.round() if dtype == torch.int8 else codes).to(dtype).float()
+        codes[..., place] = limit
+        fused = codes * 2.0 ** torch.randint(-9, 5, (4, 8, 1))
+        before = fused.clone()
+        query, key, value = _split(fused, (4, 2))
+        positions, cos_sin = torch.randint(0, MAX_POSITIONS, (4,)), _quarter_turns(rotary_dim)
+        key_cache, value_cache, _ = _caches(2, 64, 16, torch.float32)
+        stored, scales = [x.to(dtype) for x in (key_cache, value_cache)], torch.ones(12, 2, 16, 2)
+        slots = _slots(4, 16)
+        rotate_and_write_kv(
+            query,
+            key,
+            value,
+            positions,
+            cos_sin,
+            stored[0],
+            stored[1],
+            slots,
+            offset=offset,
+            key_scale=scales[:, 0],
+            value_scale=scales[:, 1],
+        )
+        turned = _turned(before, positions, cos_sin, offset=offset)
+        for index, heads in enumerate((turned[:, 4:6], before[:, 6:])):
+            expected, expected_scales = quantize_rows(heads, dtype)
+            at = slots // 16, slots % 16
+            torch.testing.assert_close(stored[index].float()[at], expected.float(), **EXACTLY)
+            torch.testing.assert_close(scales[:, index][at], expected_scales)
 
 
 def test_a_cache_may_have_more_numbers_than_int32_counts() -> None:

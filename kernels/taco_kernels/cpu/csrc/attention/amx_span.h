@@ -24,8 +24,8 @@ struct KeyTiles {
     int64_t steps;  // tiles of a panel
 };
 
-// `memory`: [SPAN, round_up(key_depth, TILE_DEPTH)], for keys of int8, and for those of bf16 whose
-// dims are not whole tiles.
+// `memory`: [SPAN, round_up(key_depth, TILE_DEPTH)], for keys of 8 bits, and for those of bf16
+// whose dims are not whole tiles.
 template <class Source>
 inline void prepare_keys(KeyTiles& out, const SpanPanels<Source>& in, bf16* memory) {
     const int64_t depth = round_up(in.key_depth, TILE_DEPTH);

@@ -28,9 +28,11 @@ using AttentionOf = VectorAttention<Source>;
 
 // Calls body(an element of the cache's type).
 template <class Body>
-inline auto with_cache_type(DType type, Body body) {
-    if (type == DType::f32) return body(float());
-    if (type == DType::bf16) return body(bf16());
+inline auto with_cache_type(KVType type, Body body) {
+    if (type == KVType::f32) return body(float());
+    if (type == KVType::bf16) return body(bf16());
+    if (type == KVType::e4m3) return body(e4m3());
+    if (type == KVType::e5m2) return body(e5m2());
     return body(int8_t());
 }
 
@@ -88,7 +90,7 @@ inline void for_result_lanes(const float* values, F32 factor, int64_t dim, Take 
 // Divides a query block's rows by their weights and writes them to the output.
 inline void write_block(const Attention& attention, const QueryBlock& block,
                         const SpanSums& total) {
-    const KVEntry& entry = attention.cache.entries[attention.entry];
+    const EntryKV entry = attention.cache.entry(attention.entry);
     const int64_t dim = entry.value_dim, group = attention.num_heads / entry.num_heads;
     for (int64_t r = 0; r < total.rows; ++r) {
         const int64_t token = block.first_token + r / group,
@@ -98,7 +100,7 @@ inline void write_block(const Attention& attention, const QueryBlock& block,
         if (attention.sinks) {
             weight += reduce_max(exp2(set1(attention.sinks[head] * LOG2_E - total.best[r])));
         }
-        const F32 factor = set1(1.0f / weight);
+        const F32 factor = set1(entry.value_factor() / weight);
         if (attention.out_is_operand) {
             auto* out = reinterpret_cast<Bf16Operand*>(
                 static_cast<char*>(attention.out) +

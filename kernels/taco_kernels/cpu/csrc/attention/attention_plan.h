@@ -129,7 +129,7 @@ private:
     // pairs of a query block and a span.
     int64_t choose_block_rows(int num_threads) {
         // Only tiles gain from many rows.
-        int64_t rows = attention_.cache.type == DType::f32 ? LEAST_BLOCK_ROWS : MOST_BLOCK_ROWS;
+        int64_t rows = attention_.cache.type == KVType::f32 ? LEAST_BLOCK_ROWS : MOST_BLOCK_ROWS;
         for (;; rows /= 2) {
             tokens_per_block_ = std::max<int64_t>(1, rows / group());
             int64_t blocks = 0, work = 0;

@@ -23,7 +23,7 @@ public:
         token_ = offset % PANEL;
         keys_ = kv.keys(block, head) + panel * padded_key_dim_ * item_bytes_;
         values_ = kv.values(block, head) + panel * PANEL * item_bytes_;
-        if (kv.is_scaled()) {
+        if (kv.has_token_scales()) {
             key_scale_ = kv.key_scales(block, head) + offset;
             value_scale_ = kv.value_scales(block, head) + offset;
         }

@@ -3,16 +3,25 @@
 
 #include "runtime/types.h"
 
+// Element type of a cache. The values are part of the C ABI.
+enum class KVType : int32_t { f32 = 0, bf16 = 1, i8 = 2, e4m3 = 3, e5m2 = 4 };
+
+constexpr int64_t item_bytes(KVType type) {
+    return type == KVType::f32 ? 4 : type == KVType::bf16 ? 2 : 1;
+}
+
 // A block holds `block_size` tokens of all entries, contiguously, so that it can be copied to
 // another tier as one piece. An entry is the KV of one layer, or of several layers that share it:
 //
-//     block[entry]: keys [head][key panel], values [head][value panel], and for int8
+//     block[entry]: keys [head][key panel], values [head][value panel], and if tokens have scales
 //                   key scales [head][block_size], value scales [head][block_size], float
 //     key panel   16 tokens: [padded key_dim / g][token 0..15][dim % g]: the layout of a Matrix
 //                 panel with k = key_dim, so that scores are a product with the queries
 //     value panel 16 dims: [block_size / g][dim 0..15][token % g]: a Matrix panel with k = tokens
 //
-// with g = 1 for float32 and 2 for bf16 and int8 (int8 is widened to bf16 pairs before use).
+// with g = 1 for float32, else 2 (8-bit numbers are widened to bf16 pairs before use). 8-bit
+// numbers are multiples of a scale: the entry's, or one of each token and head.
+//
 // Dims are padded to a multiple of 16 with zeros; block_size is a multiple of 16. A latent entry
 // stores keys and their scales only: a value is the first value_dim numbers of its key.
 //
@@ -23,19 +32,25 @@ struct KVEntry {
     int64_t num_heads, key_dim, value_dim;
     int64_t offset;  // bytes from the beginning of a block
     bool is_latent;
+    // Of 8-bit numbers. 0: each token and head has its own.
+    float key_scale, value_scale;
 };
 
 // One entry in the blocks of a cache.
 struct EntryKV {
-    DType type;
+    KVType type;
     char* data;  // in block 0
     int64_t block_bytes, block_size, num_heads, key_dim, value_dim;
     bool is_latent;
+    float key_scale, value_scale;  // of KVEntry
 
     int64_t padded_key_dim() const { return round_up(key_dim, PANEL); }
     int64_t padded_value_dim() const { return round_up(value_dim, PANEL); }
-    int64_t group() const { return type == DType::f32 ? 1 : 2; }
-    bool is_scaled() const { return type == DType::i8; }
+    int64_t group() const { return type == KVType::f32 ? 1 : 2; }
+    bool has_token_scales() const { return item_bytes(type) == 1 && key_scale == 0; }
+    // Of all keys, or values, of the entry.
+    float key_factor() const { return key_scale > 0 ? key_scale : 1; }
+    float value_factor() const { return value_scale > 0 ? value_scale : 1; }
 
     char* keys(int64_t block, int64_t head) const {
         return data + block * block_bytes + head * key_bytes();
@@ -60,15 +75,23 @@ private:
 };
 
 struct KVCache {
-    DType type;
+    KVType type;
     char* data;
     int64_t num_blocks, block_size, block_bytes, num_entries;
     const KVEntry* entries;  // [num_entries]
 
     EntryKV entry(int64_t index) const {
         const KVEntry& entry = entries[index];
-        return {type,          data + entry.offset, block_bytes,    block_size, entry.num_heads,
-                entry.key_dim, entry.value_dim,     entry.is_latent};
+        return {type,
+                data + entry.offset,
+                block_bytes,
+                block_size,
+                entry.num_heads,
+                entry.key_dim,
+                entry.value_dim,
+                entry.is_latent,
+                entry.key_scale,
+                entry.value_scale};
     }
 };
 

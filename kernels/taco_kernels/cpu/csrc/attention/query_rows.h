@@ -17,9 +17,10 @@ public:
           group_(attention.num_heads / attention.cache.entries[attention.entry].num_heads),
           positions_(positions),
           scales_(scales) {
+        const float key_factor = attention.cache.entry(attention.entry).key_factor();
         for (int64_t token = 0, row = 0; token < block.num_tokens; ++token) {
             const int64_t position = block.first_position + token;
-            const float scale = attention.scale * length_factor(position);
+            const float scale = attention.scale * key_factor * length_factor(position);
             for (int64_t i = 0; i < group_; ++i, ++row) {
                 positions_[row] = int32_t(position);
                 scales_[row] = scale;

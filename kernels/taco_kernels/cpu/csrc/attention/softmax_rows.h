@@ -72,7 +72,7 @@ struct TileOrder {
     }
 };
 
-// The scales of int8 keys and values, [SPAN]; null where scores or weights take none.
+// The scales of tokens' keys and values, [SPAN]; null where scores or weights take none.
 struct SpanScales {
     const float* keys = nullptr;
     const float* values = nullptr;

@@ -22,7 +22,8 @@ struct SpanPanels {
     int64_t value_stride;  // items from one group of sixteen dims to the next
     int64_t value_panels;  // groups of sixteen dims; 0 of latent entries, which have no `values`
     int64_t key_depth;     // key_dim, padded
-    // Of int8, sixteen each.
+    // Of tokens, sixteen each; undefined if they have none.
+    bool has_scales;
     const float* key_scales[SPAN_PANELS];
     const float* value_scales[SPAN_PANELS];
 
@@ -47,6 +48,7 @@ public:
         out.value_stride = kv_.block_size * PANEL;
         out.key_depth = kv_.padded_key_dim();
         out.value_panels = kv_.is_latent ? 0 : kv_.padded_value_dim() / PANEL;
+        out.has_scales = kv_.has_token_scales();
         const int64_t first_token = span * SPAN + panels.begin * PANEL;
         const int32_t* block = block_table_ + first_token / kv_.block_size;
         int64_t offset = first_token % kv_.block_size;
@@ -56,7 +58,7 @@ public:
             if (p < panels.end) {
                 out.values[p] =
                     reinterpret_cast<const Element*>(kv_.values(*block, head_)) + offset * PANEL;
-                if constexpr (std::is_same_v<Element, int8_t>) {
+                if (out.has_scales) {
                     out.key_scales[p] = kv_.key_scales(*block, head_) + offset;
                     out.value_scales[p] = kv_.value_scales(*block, head_) + offset;
                 }
@@ -76,19 +78,16 @@ private:
     const int64_t num_panels_;  // of the sequence, up to the block's last token
 };
 
-// Copies the scales of an int8 span to two arrays of [SPAN], 0 where it has no panel. Of other
-// types it returns none.
+// Copies the scales of a span's tokens to two arrays of [SPAN], 0 where it has no panel. Returns
+// none if tokens have none.
 template <class Element>
 inline SpanScales gather_scales(const SpanPanels<Element>& in, float* keys, float* values) {
-    if constexpr (!std::is_same_v<Element, int8_t>) {
-        return {};
-    } else {
-        for (int64_t p = 0; p < SPAN_PANELS; ++p) {
-            store(keys + p * PANEL, in.holds(p) ? load(in.key_scales[p]) : zero());
-            store(values + p * PANEL, in.holds(p) ? load(in.value_scales[p]) : zero());
-        }
-        return {keys, values};
+    if (sizeof(Element) != 1 || !in.has_scales) return {};
+    for (int64_t p = 0; p < SPAN_PANELS; ++p) {
+        store(keys + p * PANEL, in.holds(p) ? load(in.key_scales[p]) : zero());
+        store(values + p * PANEL, in.holds(p) ? load(in.value_scales[p]) : zero());
     }
+    return {keys, values};
 }
 
 // Always inlined: GCC takes a function that only prefetches for one without effect and drops its

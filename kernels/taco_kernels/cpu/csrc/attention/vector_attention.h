@@ -34,7 +34,7 @@ public:
 
         Scratch(Arena& arena, const EntryKV& kv, int64_t rows) {
             const int64_t widened =
-                std::is_same_v<Source, Bf16Operand> || kv.type == DType::f32 ? 0 : SPAN;
+                std::is_same_v<Source, Bf16Operand> || kv.type == KVType::f32 ? 0 : SPAN;
             const int64_t sums = SpanSums::num_floats(rows, kv.padded_value_dim());
             queries = arena.take<Operand>(rows * kv.padded_key_dim());
             scores = arena.take<float>(rows * RowOrder::STRIDE);

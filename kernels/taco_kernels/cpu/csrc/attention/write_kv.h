@@ -2,10 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "dispatch/kernel_table.h"
-#include "isa/vec.h"
+#include "isa/partial_vectors.h"
 
 namespace TACO_ISA {
 
@@ -60,11 +59,20 @@ inline void store_items(float* p, F32 v) { store(p, v); }
 inline void store_items(bf16* p, F32 v) { store_bf16(p, v); }
 inline void store_items(int8_t* p, F32 v) { store_i8(p, v); }
 
+// The greatest number of a type that has a scale.
+template <class Item>
+constexpr float MAX_ITEM = Float8Limits<Item>::MAX;
+template <>
+inline constexpr float MAX_ITEM<int8_t> = 127;
+// A row of smaller numbers is stored as zeros: the factor to items would not be finite.
+constexpr float MIN_ROW = 0x1p-100f;
+
 // One head of a panel in the cache.
 template <class Item>
 class PanelWriter {
     // Adjacent items: of consecutive dims in keys, of consecutive tokens in values.
     static constexpr int64_t GROUP = std::is_same_v<Item, float> ? 1 : 2;
+    static constexpr bool HAS_SCALE = sizeof(Item) == 1;
 
 public:
     PanelWriter(const EntryKV& kv, int64_t head, const PanelTokens& tokens) : kv_(kv) {
@@ -73,7 +81,7 @@ public:
         values_ =
             reinterpret_cast<Item*>(kv.values(tokens.block, head)) + tokens.block_offset * PANEL;
         value_stride_ = kv.block_size * PANEL;
-        if (kv.is_scaled()) {
+        if (kv.has_token_scales()) {
             key_scales_ = kv.key_scales(tokens.block, head) + tokens.block_offset;
             value_scales_ = kv.value_scales(tokens.block, head) + tokens.block_offset;
         }
@@ -82,18 +90,18 @@ public:
     // Zeroes what products with probability 0 read of tokens that were not written yet.
     void clear_values() {
         if (kv_.is_latent) {
-            std::fill_n(keys_, kv_.padded_key_dim() * PANEL, Item(0));
+            std::fill_n(keys_, kv_.padded_key_dim() * PANEL, Item());
             if (key_scales_) std::fill_n(key_scales_, PANEL, 0.0f);
             return;
         }
         for (int64_t d = 0; d < kv_.padded_value_dim(); d += PANEL) {
-            std::fill_n(values_ + d / PANEL * value_stride_, PANEL * PANEL, Item(0));
+            std::fill_n(values_ + d / PANEL * value_stride_, PANEL * PANEL, Item());
         }
         if (value_scales_) std::fill_n(value_scales_, PANEL, 0.0f);
     }
 
     void write_key(int64_t slot, const float* row) {
-        const float factor = quantize(row, kv_.key_dim, key_scales_, slot);
+        const float factor = scale_row(row, kv_.key_dim, key_scales_, slot, kv_.key_factor());
         for (int64_t d = 0; d < kv_.padded_key_dim(); d += LANES) {
             Item items[LANES];
             encode(items, row, kv_.key_dim, d, factor);
@@ -105,7 +113,7 @@ public:
     }
 
     void write_value(int64_t slot, const float* row) {
-        const float factor = quantize(row, kv_.value_dim, value_scales_, slot);
+        const float factor = scale_row(row, kv_.value_dim, value_scales_, slot, kv_.value_factor());
         for (int64_t d = 0; d < kv_.padded_value_dim(); d += LANES) {
             Item items[LANES];
             encode(items, row, kv_.value_dim, d, factor);
@@ -116,20 +124,30 @@ public:
     }
 
 private:
-    // Stores the slot's scale; returns the factor from floats to items.
-    static float quantize(const float* row, int64_t dim, float* scales, int64_t slot) {
-        if (!scales) return 1;
-        float largest = 0;
-        for (int64_t d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(row[d]));
-        scales[slot] = largest / 127;
-        return largest > 0 ? 127 / largest : 0;
+    // Returns the factor from floats to items. `scale`: of the entry; where tokens have `scales`,
+    // it stores the slot's instead.
+    static float scale_row(const float* row, int64_t dim, float* scales, int64_t slot,
+                           float scale) {
+        if constexpr (!HAS_SCALE) {
+            return 1;
+        } else {
+            if (!scales) return 1 / scale;
+            F32 sizes = zero();
+            for (int64_t d = 0; d < dim; d += LANES) {
+                const F32 numbers = load_lanes(row + d, std::min<int64_t>(LANES, dim - d));
+                sizes = max(max(numbers, sub(zero(), numbers)), sizes);
+            }
+            const float largest = reduce_max(sizes);
+            const bool is_zero = largest < MIN_ROW;
+            scales[slot] = is_zero ? 0 : largest / MAX_ITEM<Item>;
+            return is_zero ? 0 : MAX_ITEM<Item> / largest;
+        }
     }
 
     // Items of sixteen dims, zeros past the last.
     static void encode(Item* items, const float* row, int64_t dim, int64_t d, float factor) {
-        float padded[LANES] = {};
-        if (d < dim) std::copy_n(row + d, std::min<int64_t>(LANES, dim - d), padded);
-        store_items(items, mul(load(padded), set1(factor)));
+        const F32 numbers = load_lanes(row + d, std::min<int64_t>(LANES, dim - d));
+        store_items(items, mul(numbers, set1(factor)));
     }
 
     const EntryKV& kv_;
@@ -161,9 +179,11 @@ inline void write_kv(Thread& thread, const KVCache& cache, const Batch& batch, i
             const PanelTokens tokens = panels.find(i / heads);
             const int64_t head = i % heads;
             switch (cache.type) {
-                case DType::f32: write_panel<float>(kv, head, tokens, rows); break;
-                case DType::bf16: write_panel<bf16>(kv, head, tokens, rows); break;
-                case DType::i8: write_panel<int8_t>(kv, head, tokens, rows); break;
+                case KVType::f32: write_panel<float>(kv, head, tokens, rows); break;
+                case KVType::bf16: write_panel<bf16>(kv, head, tokens, rows); break;
+                case KVType::i8: write_panel<int8_t>(kv, head, tokens, rows); break;
+                case KVType::e4m3: write_panel<e4m3>(kv, head, tokens, rows); break;
+                case KVType::e5m2: write_panel<e5m2>(kv, head, tokens, rows); break;
             }
         }
     });
