@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu import structs
-from taco_kernels.cpu.matmul import (
-    ACTIVATIONS,
-    DTYPES,
-    RowScales,
-    empty_operands,
-    in_row_order,
-)
+from taco_kernels.cpu.matmul import ACTIVATIONS, RowScales, empty_operands, in_row_order
+from taco_kernels.cpu.packed_matrix import DTYPES
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference import activation as reference_activation
 from taco_kernels.reference.activation import ALPHA, check_activation

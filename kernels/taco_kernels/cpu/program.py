@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from taco_kernels.cpu.decode_program import DecodeProgram
 from taco_kernels.cpu.kv_cache import PagedKV, SlotCopies
 from taco_kernels.cpu.program_structs import (
     MAX_BUFFERS,
@@ -27,6 +28,7 @@ from taco_kernels.cpu.program_structs import (
 from taco_kernels.cpu.structs import KVCopies
 from taco_kernels.cpu.token_masks import NO_MASKS, MaskColumns
 from taco_kernels.library import CpuKernels, keep_gil
+from taco_kernels.native.decode_rows import DecodeRows
 from taco_kernels.native.memory import Scratch
 
 IntArray = npt.NDArray[np.int32]
@@ -173,6 +175,24 @@ class ProgramRunner:
         if output_rows.size:
             self._call("logits", self._logits)
         return hidden
+
+    def decoding(self, rows: DecodeRows) -> DecodeProgram:
+        """The program that runs decode steps of `rows`.
+
+        Raises:
+            ValueError: the model has an op input, whose columns a decode step does not give.
+        """
+        if self._num_columns:
+            raise ValueError("decode steps give no columns to a model with an op input")
+        return DecodeProgram(
+            self._kernels,
+            self._quick_lib,
+            self._program,
+            self.cache.struct(),
+            self._hidden_size,
+            rows,
+            self._scratch,
+        )
 
     def compute_logits(self, hidden: Tensor, masks: MaskColumns | None = None) -> Tensor:
         """Logits, float32 [num_rows, vocab_size], of float32 hidden [num_rows, hidden_size].

@@ -10,6 +10,7 @@ from torch import Tensor
 from taco_kernels.cpu.structs import (
     Attention,
     Batch,
+    ColumnOrder,
     ExpertProduct,
     KVCache,
     KVCopies,
@@ -107,6 +108,7 @@ class Op(Structure):
         ("num_heads", c_int64),
         ("x_stride", c_int64),
         ("out_stride", c_int64),
+        ("order", ColumnOrder),
     )
 
 

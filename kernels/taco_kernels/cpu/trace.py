@@ -14,6 +14,7 @@ from taco_kernels.library import CpuKernels
 
 # Spans of one thread. A prefill of 1,024 tokens by a model of 24 layers has about 50,000.
 CAPACITY = 1 << 20
+_TOUCHED = 1 << 16
 
 
 class SpanKind(IntEnum):
@@ -36,8 +37,10 @@ class Trace:
     def __init__(self, kernels: CpuKernels, capacity: int = CAPACITY) -> None:
         """Reserves `capacity` spans for each thread; unused ones take no memory."""
         self._kernels = kernels
-        # zeros() maps memory without writing to it.
+        # zeros() maps memory without writing to it. The system gives the pages of the first spans
+        # here: a thread that had to wait for them (5 ms for a huge page) would hold up the others.
         self._spans = np.zeros((kernels.num_threads, capacity), dtype=np.dtype(TraceSpan))
+        self._spans[:, :_TOUCHED]["kind"] = 0
 
     def __enter__(self) -> Self:
         address = self._spans.ctypes.data

@@ -3,12 +3,21 @@
 A 2 MiB page takes one TLB entry and one page fault instead of 512 of each with 4 KiB pages.
 """
 
+import ctypes
 import mmap
+import os
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+]
+_MAP_FIXED = 0x10
 
 HUGE_PAGE = 2 << 20
 ALIGNMENT = 64  # a cache line, and a row of an AMX tile
@@ -65,6 +74,36 @@ class Arena:
             raise MemoryError(f"{num_bytes} bytes do not fit: {left} are left")
         self._num_used = begin + num_bytes
         return self._memory[begin : self._num_used]
+
+    @property
+    def whole(self) -> Tensor:
+        """All of its memory, uint8."""
+        return self._memory
+
+    def map_file(self, file: Path) -> None:
+        """Replace the content by that of a file of the same size, whose pages are read when used.
+
+        Processes that map the same file share its pages until they write to them. Small memory is
+        not in whole pages, and copies the file.
+
+        Raises:
+            ValueError: the file has another size.
+            OSError: it cannot be read.
+        """
+        size, address = self._memory.numel(), self._memory.data_ptr()
+        with file.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_size != size:
+                raise ValueError(f"{file} has not {size} bytes")
+            if size < _MIN_MAPPED_BYTES or address % mmap.PAGESIZE:
+                stream.readinto(self._memory.numpy().data)
+                return
+            rights = mmap.PROT_READ | mmap.PROT_WRITE
+            flags = mmap.MAP_PRIVATE | _MAP_FIXED
+            # The tensor's memory is a mapping already, and ends with the tensor.
+            found = _LIBC.mmap(address, size, rights, flags, stream.fileno(), 0)
+        if found != address:
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot map {file}: {os.strerror(number)}")
 
 
 class Scratch:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from support.cpu_kernels import NATIVE, kernels_of
-from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.cpu.matmul import EncodedRows, multiply
+from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.cpu.trace import SpanKind, Trace
 from taco_kernels.library import CpuKernels
 

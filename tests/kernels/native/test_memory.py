@@ -89,3 +89,21 @@ def test_huge_pages_are_counted(tmp_path: Path) -> None:
 
     assert huge_page_bytes(rollup) == 4096 * 1024
     assert huge_page_bytes(tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 200_000, HUGE_PAGE + 5])
+def test_an_arena_maps_a_file_of_its_size(tmp_path: Path, num_bytes: int) -> None:
+    arena, file = Arena(num_bytes), tmp_path / "content"
+    part = arena.take(100)
+    part.fill_(7)
+    content = bytes(i % 251 for i in range(num_bytes))
+    file.write_bytes(content)
+    arena.map_file(file)
+    assert bytes(part.tolist()) == content[:100]
+    assert arena.whole.numpy().tobytes() == content
+    part[0] = 99
+    assert file.read_bytes() == content
+    shorter = tmp_path / "shorter"
+    shorter.write_bytes(content[1:])
+    with pytest.raises(ValueError, match=f"has not {num_bytes} bytes"):
+        arena.map_file(shorter)

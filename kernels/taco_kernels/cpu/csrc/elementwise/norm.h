@@ -108,15 +108,18 @@ inline void encode_bf16_norm(const NormedRow& norm, int64_t size, Bf16Operand* o
 }
 
 // Writes the norm of a row as padded_k(type, size) operands of a matrix of `type`, and a scale for
-// int8.
+// int8, whose operands have an order.
 inline void norm_row_encoded(NormKind kind, const float* row, int64_t size, const float* weight,
-                             const float* bias, float eps, DType type, void* out, RowScale* scale) {
+                             const float* bias, float eps, DType type, void* out, RowScale* scale,
+                             const ColumnOrder& order = {}) {
     const NormedRow norm(kind, row, size, weight, bias, eps);
     switch (type) {
         case DType::f32: store_norm(norm, static_cast<float*>(out)); break;
         case DType::bf16: encode_bf16_norm(norm, size, static_cast<Bf16Operand*>(out)); break;
         // Its values are computed twice, which is cheaper than storing a row of floats.
-        case DType::i8: encode_i8_row(norm, size, static_cast<Int8Operand*>(out), *scale); break;
+        case DType::i8:
+            encode_i8_row(norm, size, static_cast<Int8Operand*>(out), *scale, order);
+            break;
     }
 }
 

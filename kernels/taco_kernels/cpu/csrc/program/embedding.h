@@ -2,6 +2,7 @@
 #pragma once
 
 #include "isa/partial_vectors.h"
+#include "matmul/codes/multiply_codes.h"
 #include "program/program_args.h"
 
 namespace TACO_ISA {
@@ -40,8 +41,23 @@ inline void copy_table_row(const Table& table, int64_t row, int64_t width, float
                   [out](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
 }
 
-// Copies a row of W out of a packed matrix of f32 or bf16 (matrix.h), whose numbers lie a panel row
-// apart.
+// Copies column `column` of the steps of a bf16 panel, which begin at `k`, up to `width`.
+inline void copy_panel_column(const bf16* panel, int64_t column, int64_t k, int64_t end,
+                              float* out) {
+    constexpr int64_t GROUP = k_group(DType::bf16);
+    for (int64_t i = 0; k + i < end; ++i) {
+        out[k + i] = from_bf16(panel[(i / GROUP * PANEL + column) * GROUP + i % GROUP]);
+    }
+}
+
+// The same of pair rows that are widened (matmul/codes/multiply_codes.h).
+inline void copy_panel_column(const float* panel, int64_t column, int64_t k, int64_t end,
+                              float* out) {
+    for (int64_t i = 0; k + i < end; ++i) out[k + i] = panel[i * PANEL + column];
+}
+
+// Copies a row of W out of a packed matrix of f32 or of bf16 operands (matrix.h), whose numbers lie
+// a panel row apart.
 inline void copy_packed_row(const Matrix& matrix, int64_t row, int64_t width, float* out) {
     const int64_t column = row % PANEL;
     if (matrix.type == DType::f32) {
@@ -49,11 +65,28 @@ inline void copy_packed_row(const Matrix& matrix, int64_t row, int64_t width, fl
         for (int64_t k = 0; k < width; ++k) out[k] = panel[k * PANEL + column];
         return;
     }
-    constexpr int64_t GROUP = k_group(DType::bf16);
-    const bf16* panel = static_cast<const bf16*>(matrix.panel(row / PANEL));
-    for (int64_t k = 0; k < width; ++k) {
-        out[k] = from_bf16(panel[(k / GROUP * PANEL + column) * GROUP + k % GROUP]);
+    if (!matrix.parts) {
+        const bf16* panel = static_cast<const bf16*>(matrix.panel(row / PANEL));
+        return copy_panel_column(panel, column, 0, width, out);
     }
+    const CodePart& part = matrix.part_of(row / PANEL);
+    const char* panel = part.panel(row / PANEL);
+    constexpr int64_t STEPS = 64, COLUMNS = STEPS * k_group(DType::bf16);
+    alignas(64) Bf16Operand decoded[STEPS * PAIR_ITEMS];
+    for (int64_t k = 0; k < width; k += COLUMNS) {
+        const int64_t step = k / 2;
+        const int64_t end = std::min(step + STEPS, padded_k(DType::bf16, matrix.k) / 2);
+        decode_steps(part, panel, {step, end}, decoded);
+        copy_panel_column(decoded, column, k, std::min(k + COLUMNS, width), out);
+    }
+}
+
+// Copies rows of W, of `matrix.k` floats each.
+inline void read_rows(Thread& thread, const Matrix& matrix, int64_t count, const int64_t* rows,
+                      float* out) {
+    thread.share(count, 1, [&](int64_t i, int64_t) {
+        copy_packed_row(matrix, rows[i], matrix.k, out + i * matrix.k);
+    });
 }
 
 inline void add_table_row(const Table& table, int64_t row, int64_t width, float* out) {

@@ -102,6 +102,8 @@ struct Op {
     // head_copy: `group` columns of each head of x. The columns of a head begin a stride after
     // those of the one before.
     int64_t num_heads, x_stride, out_stride;
+    // norm, encode: of int8 operands, that of the matrices which multiply them.
+    ColumnOrder order;
 };
 
 // Consecutive ops that run chunk by chunk, or one op over all rows.

@@ -16,7 +16,8 @@ inline int64_t logits_bytes(const Program& program, const Logits& logits) {
 inline Rows encode(Thread& thread, const Matrix& matrix, int64_t count, const float* rows,
                    int64_t stride, void* operands, RowScale* scales) {
     if (matrix.type == DType::f32) return {count, rows, stride, nullptr};
-    kernels().encode_rows(thread, matrix.type, count, matrix.k, rows, stride, operands, scales);
+    kernels().encode_rows(thread, matrix.type, count, matrix.k, rows, stride, operands, scales,
+                          matrix.order);
     return {count, operands, padded_k(matrix.type, matrix.k), scales};
 }
 

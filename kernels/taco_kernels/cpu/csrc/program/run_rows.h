@@ -180,7 +180,8 @@ private:
         const Buffer& target = program_.buffers[op.out.buffer];
         if (target.type != DType::f32) {
             norm_row_encoded(op.norm, floats_of(op.x, row), op.x.size, op.weight, op.bias, op.eps,
-                             target.type, operands_of(op.out, row), scale_of(op.out, row));
+                             target.type, operands_of(op.out, row), scale_of(op.out, row),
+                             op.order);
             return;
         }
         norm_groups_row(op.norm, floats_of(op.x, row), op.x.size / op.group, op.group, op.weight,
@@ -191,7 +192,7 @@ private:
         const DType type = program_.buffers[op.out.buffer].type;
         kernels().encode_rows(thread_, type, count_, op.x.size, floats_of(op.x, 0),
                               buffers_[op.x.buffer].float_stride(), operands_of(op.out, 0),
-                              scale_of(op.out, 0));
+                              scale_of(op.out, 0), op.order);
     }
 
     void linear(const Op& op) const {

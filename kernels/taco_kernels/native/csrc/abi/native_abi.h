@@ -1,5 +1,5 @@
-// The C ABI of the host code in libtaco_kernels.so: lookahead cache and draft trees. Workers of any
-// device call it through ctypes. cpu/csrc/abi/cpu_abi.h declares the CPU kernels.
+// The C ABI of the host code in libtaco_kernels.so: lookahead cache, draft trees and decode steps.
+// Workers of any device call it through ctypes. cpu/csrc/abi/cpu_abi.h declares the CPU kernels.
 //
 // Pointers are raw. Shapes and strides are passed beside them, and the caller has checked both.
 #pragma once
@@ -62,3 +62,13 @@ TACO_API void taco_draft_selector_estimate(DraftSelector* selector, int64_t firs
                                            double* seconds);
 TACO_API void taco_draft_selector_probabilities(const DraftSelector* selector,
                                                 const DraftTrees* trees, double* probabilities);
+
+// Decode steps of a worker's batch (steps/decode_rows.h).
+struct SlotColumns;
+struct DecodeRows;
+// Returns false, and changes nothing, if the rows are not a decode step, or not a valid one.
+TACO_API bool taco_begin_decode(const SlotColumns* batch, const int32_t* slots,
+                                const int32_t* num_new_tokens, int64_t num_rows,
+                                const int32_t* appended_slots, const int32_t* appended_blocks,
+                                int64_t num_appended, DecodeRows* rows);
+TACO_API void taco_end_decode(const SlotColumns* batch, DecodeRows* rows);

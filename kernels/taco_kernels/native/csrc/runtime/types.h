@@ -27,13 +27,22 @@ inline bf16 to_bf16(float x) {
     return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// 8-bit floats: a sign, 4 or 5 bits of exponent, 3 or 2 of mantissa (Micikevicius et al. 2022, "FP8
+// Formats for Deep Learning"; torch.float8_e4m3fn and float8_e5m2).
+struct e4m3 {
+    uint8_t bits;
+};
+struct e5m2 {
+    uint8_t bits;
+};
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Columns of a panel: one AMX tile row, one AVX-512 register of sums.
 constexpr int64_t PANEL = 16;
 
-// Element type of a matrix or a KV cache. The values are part of the C ABI.
+// Element type of a matrix. The values are part of the C ABI.
 enum class DType : int32_t { f32 = 0, bf16 = 1, i8 = 2 };
 
 // Element type of a checkpoint's tensor.
