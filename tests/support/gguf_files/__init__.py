@@ -1,0 +1,1 @@
+"""GGUF files of small checkpoints, written as llama.cpp's converter does."""

@@ -1,0 +1,132 @@
+"""Models in GGUF against Hugging Face's on the same numbers, for every architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.architectures.variants import VARIANTS
+from support.gguf_files.convert import write_gguf
+from support.mixed_batches import assert_follows, in_chunks, three_sequences
+from support.models import load_step_model
+from support.paged import PagedRunner
+from taco_worker.models.config import load_hf_config
+from taco_worker.quant.gguf.model_directory import model_directory
+
+pytestmark = pytest.mark.kernels
+
+_NUM_BLOCKS, _BLOCK_SIZE = 40, 16
+_NAMES = (
+    *("llama-2-like", "llama-3.1-like", "llama-biased-like", "yi-like", "mistral-nemo-like"),
+    *("qwen2-like", "qwen3-like", "smollm3-like", "granite-like", "xverse-like"),
+    *("mixtral-8x7b-like", "qwen1.5-moe-like", "qwen3-moe-like", "olmoe-like", "olmo-2-like"),
+    *("gemma-7b-like", "gemma-2-like", "gemma-3-1b-like"),
+    *("phi-2-like", "phi-3-mini-4k-like", "phi-3-mini-128k-like", "phi-4-mini-like"),
+    *("falcon-7b-like", "falcon-40b-like", "falcon-11b-like", "bloom-like"),
+    *("gpt2-like", "starcoder-like", "starcoder2-like", "nemotron-like"),
+    *("stablelm-3b-4e1t-like", "stablelm-2-1.6b-like", "stablelm-2-12b-like"),
+    *("command-r-like", "command-r-plus-like", "command-r7b-like"),
+    *("gpt-oss-transformers-5-like", "glm-4-0414-like", "granite-moe-like"),
+    *("ministral-3-text-like", "qwen2-vl-like", "olmo-3-like"),
+    *("deepseek-v2-lite-like", "deepseek-v2-like", "deepseek-v3-like"),
+    *("glm-4.5-like", "phi-3.5-moe-like", "phimoe-unbiased-like"),
+    *("chatglm3-6b-like", "glm-4-9b-chat-like", "glm-4-9b-like", "internlm2-like"),
+    *("baichuan-7b-like", "baichuan-13b-like", "baichuan2-7b-like"),
+    *("pythia-like", "gpt-neox-serial-like", "qwen-7b-like"),
+)
+
+
+# What llama.cpp's files cannot say, at the values that its reader assumes.
+_ASSUMED: Mapping[str, Mapping[str, Any]] = {
+    "gemma-2-like": {"query_pre_attn_scalar": 20},
+    "gemma-3-1b-like": {
+        "query_pre_attn_scalar": 20,
+        "sliding_window_pattern": 6,
+        "num_hidden_layers": 7,
+        "rope_local_base_freq": 10_000.0,
+    },
+    "command-r7b-like": {"sliding_window_pattern": 4, "num_hidden_layers": 5},
+    "qwen1.5-moe-like": {"mlp_only_layers": []},
+    "gpt-oss-transformers-5-like": {"swiglu_limit": 7.0},
+    "starcoder2-like": {"sliding_window": None},
+    "phi-3.5-moe-like": {
+        "router_jitter_noise": 0.01,
+        "rope_scaling": {
+            **VARIANTS["phi-3.5-moe-like"].config["rope_scaling"],
+            "short_mscale": 1.6**0.5,
+            "long_mscale": 1.6**0.5,
+        },
+    },
+    "chatglm3-6b-like": {"kv_channels": 12},
+    "glm-4-9b-chat-like": {"kv_channels": 12},
+    "glm-4-9b-like": {"head_dim": 12, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "olmo-3-like": {"rope_theta": 500_000.0},
+    "internlm2-like": {"rope_scaling": None},
+    "baichuan-13b-like": {"num_hidden_layers": 40, "intermediate_size": 40},
+}
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_logits(name: str, tmp_path: Path) -> None:
+    variant = VARIANTS[name]
+    source = variant.make(tmp_path / "hf", **_ASSUMED.get(name, {}))
+    file = write_gguf(source, tmp_path / "model.gguf")
+    directory = model_directory(file, tmp_path / "cache")
+    length = min(_NUM_BLOCKS * _BLOCK_SIZE, load_hf_config(source).plan.max_position_embeddings)
+    oracle = variant.reference(source, max_model_len=length)
+    sequences = three_sequences()
+    runner = PagedRunner(load_step_model(directory, "kernels"), num_blocks=_NUM_BLOCKS)
+    assert_follows(in_chunks(runner, sequences), oracle, sequences)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "old"),
+    [
+        ("deepseek-v2-lite-like", "F32", {"old_latents": True}),
+        ("deepseek-v3-like", "F32", {"old_latents": True, "max_tensors": 3}),
+        ("deepseek-v3-like", "Q8_0", {"old_latents": True}),
+        ("deepseek-v3-like", "Q8_0", {"max_tensors": 1}),
+        ("mixtral-8x7b-like", "F32", {"old_experts": True}),
+        ("mixtral-8x7b-like", "Q4_0", {"old_experts": True}),
+        ("baichuan-7b-like", "Q8_0", {"max_tensors": 1}),
+        ("internlm2-like", "Q8_0", {}),
+    ],
+)
+def test_forms_of_files(name: str, kind: str, old: dict[str, Any], tmp_path: Path) -> None:
+    """Quantized ones too, whose numbers the oracle has; some matrices are in parts."""
+    variant = VARIANTS[name]
+    sizes: dict[str, Any] = {} if kind == "F32" else {"hidden_size": 192, "intermediate_size": 64}
+    if kind != "F32" and name.startswith("deepseek"):
+        sizes |= {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": 64}
+        sizes |= {"moe_intermediate_size": 64}
+    source = variant.make(tmp_path / "hf", **_ASSUMED.get(name, {}), **sizes)
+    file = write_gguf(source, tmp_path / "model.gguf", kind, **old)
+    directory = model_directory(file, tmp_path / "cache")
+    sequences = three_sequences()
+    runner = PagedRunner(load_step_model(directory, "kernels"), num_blocks=_NUM_BLOCKS)
+    logits = in_chunks(runner, sequences)
+    length = load_hf_config(source).plan.max_position_embeddings
+    expected = variant.reference(source, max_model_len=length)(list(sequences.values()))
+    for one, wanted in zip(sequences, expected, strict=True):
+        torch.testing.assert_close(logits[one], wanted, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "IQ4_XS"])
+def test_logits_of_quantized_matrices(kind: str, serves: str, tmp_path: Path) -> None:
+    """A back end may keep the codes, and round scales of small groups to 11 bits."""
+    variant = VARIANTS["llama-2-like"]
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8}
+    source = variant.make(tmp_path / "hf", **sizes, num_key_value_heads=2)
+    directory = model_directory(write_gguf(source, tmp_path / "m.gguf", kind), tmp_path / "cache")
+    sequences = three_sequences()
+    runner = PagedRunner(load_step_model(directory, serves), num_blocks=_NUM_BLOCKS)
+    logits = in_chunks(runner, sequences)
+    for name, expected in zip(
+        sequences, variant.reference(source)(list(sequences.values())), strict=True
+    ):
+        torch.testing.assert_close(logits[name], expected, atol=2e-4, rtol=0)

@@ -1,0 +1,1 @@
+"""Quantized checkpoints: how each format stores matrices, and which modules are stored so."""

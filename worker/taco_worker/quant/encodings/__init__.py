@@ -1,0 +1,1 @@
+"""Ways to store numbers and matrices that several checkpoint formats share."""

@@ -1,0 +1,1 @@
+"""The formats of quantized checkpoints, one module or package each; see `registry`."""

@@ -1,0 +1,118 @@
+"""auto-round checkpoints: matrices in the formats of GPTQ or AWQ, with settings by module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from taco_worker.quant.expressions import Expression, expression
+from taco_worker.quant.formats.awq import awq_matrix
+from taco_worker.quant.formats.gptq import BITS, GptqMatrix
+from taco_worker.quant.integers.rules import is_language_head
+from taco_worker.quant.integers.settings import Settings
+from taco_worker.quant.weight_format import Quantization, WeightFormat
+
+_PLAIN_BITS = 16
+_EXPRESSION = re.compile(r"[*+?\[\](){}|^$\\]")
+
+
+def read(config: Mapping[str, Any], model_dir: Path) -> Quantization:
+    """The quantization that a `quantization_config` describes.
+
+    Raises:
+        ValueError: a setting is unknown or not allowed, or a format is not one of integers.
+    """
+    settings = Settings(config)
+    packing = settings.text("packing_format", "backend", default="auto_round:auto_gptq")
+    packing = packing.replace("-", "_").replace("autoround", "auto_round")
+    if not packing.startswith("auto_round") or "llm_compressor" in packing or "fp" in packing:
+        raise ValueError(f"packing_format {packing!r} of auto-round is not supported")
+    own = {key: part.over(settings) for key, part in settings.parts("extra_config").items()}
+    expressions = []
+    for key in filter(_EXPRESSION.search, own):
+        try:
+            expressions.append((expression(key), own[key]))
+        except ValueError as error:
+            raise ValueError(
+                f"{settings.name}.extra_config has {key!r:.100}, not a regular expression: {error}"
+            ) from None
+    return AutoRound(
+        settings,
+        packing,
+        settings.names("block_name_to_quantize", "to_quant_block_names"),
+        own,
+        tuple(expressions),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRound:
+    """An auto-round checkpoint.
+
+    Attributes:
+        settings: of modules that `own` and `expressions` do not name.
+        packing: the format of its matrices: "awq", "gptqmodel" and "gptq" are parts of the names.
+        blocks: what the names of quantized modules begin with; empty: all but the language model
+            head are quantized.
+        own: settings by the names of modules.
+        expressions: settings by what the names of modules match in part, in their order.
+    """
+
+    settings: Settings
+    packing: str
+    blocks: tuple[str, ...]
+    own: Mapping[str, Settings]
+    expressions: tuple[tuple[Expression, Settings], ...]
+    method = "auto-round"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for settings that no module can have."""
+        for settings in (self.settings, *self.own.values()):
+            self._matrix(settings, None)
+
+    def format_of(self, module: str, n: int, k: int) -> WeightFormat | None:
+        settings = self._settings_of(module)
+        return None if settings is None else self._matrix(settings, (n, k))
+
+    def is_extra(self, name: str) -> bool:
+        return False
+
+    def _settings_of(self, module: str) -> Settings | None:
+        if module in self.own:
+            return self.own[module]
+        for pattern, settings in self.expressions:
+            if pattern.search(module):
+                return settings
+        if self.blocks:
+            is_quantized = any(f"{module}.".startswith(f"{block}.") for block in self.blocks)
+        else:
+            is_quantized = not is_language_head(module)
+        return self.settings if is_quantized else None
+
+    def _matrix(self, settings: Settings, shape: tuple[int, int] | None) -> WeightFormat | None:
+        """The format of a matrix [n, k], if it is quantized; only checks settings without shape."""
+        if settings.integer("bits", default=_PLAIN_BITS) >= _PLAIN_BITS:
+            return None
+        data_type = settings.text("data_type", default="int")
+        if not data_type.startswith("int"):
+            raise ValueError(f"data_type {data_type!r} of auto-round is not supported, only int")
+        if settings.integer("act_bits", default=_PLAIN_BITS) < _PLAIN_BITS:
+            raise ValueError("auto-round checkpoints with quantized activations are not supported")
+        group_size = settings.group_size("group_size")
+        is_symmetric = settings.flag("sym", default=True)
+        bits = settings.bits((4,) if "awq" in self.packing else BITS, "bits")
+        if shape is None:
+            return None
+        if "awq" in self.packing:
+            return awq_matrix("gemm", *shape, group_size)
+        return GptqMatrix(
+            *shape,
+            bits,
+            group_size,
+            is_symmetric=is_symmetric,
+            has_zeros=not is_symmetric,
+            has_v1_zeros="gptq" in self.packing and "gptqmodel" not in self.packing,
+        )

@@ -1,0 +1,1 @@
+"""torchao: the tensors that its safetensors files hold."""

@@ -1,0 +1,1 @@
+"""Configurations of models, from the metadata of GGUF files."""

@@ -1,0 +1,1 @@
+"""Integers of few bits with scales: what GPTQ, AWQ, Marlin and QQQ have in common."""

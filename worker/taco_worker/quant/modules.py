@@ -1,0 +1,124 @@
+"""Finds the settings of a module by its name, which plans and files may write with a prefix.
+
+Settings name modules as their writer saw them: with or without the prefix of the text model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from taco_worker.quant.expressions import expression
+
+Settings = TypeVar("Settings")
+
+# Parts of the names of embeddings, LM heads and routers, which methods at load leave as they are.
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+_OTHERS = _ROUTERS | frozenset(
+    {
+        *("lm_head", "embed_out", "output_layer", "output"),
+        *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "tok_embeddings"),
+        *("word_embeddings", "embedding", "embeddings"),
+    }
+)
+_OUTER = ("model", "language_model", "transformer")
+_PREFIXES = ("", "model.", "transformer.", "language_model.model.", "model.language_model.")
+_TABLES = frozenset({"wte", "wpe"})
+
+
+def is_linear(module: str) -> bool:
+    """Whether a matrix is that of a linear layer or an expert: no LM head, router or embedding."""
+    return _OTHERS.isdisjoint(module.split("."))
+
+
+class ByModule(Generic[Settings]):
+    """Settings by the names of modules in a checkpoint's files.
+
+    Files may write `language_model.model.layers.0.mlp.up_proj` where the plan has
+    `model.layers.0.mlp.up_proj`, and the other way round.
+    """
+
+    def __init__(self, settings: Mapping[str, Settings]) -> None:
+        self._settings = settings
+        self._by_end: dict[str, str] = {}
+        for name in settings:
+            self._by_end.setdefault(_end(name), name)
+
+    def get(self, module: str) -> Settings | None:
+        if module in self._settings:
+            return self._settings[module]
+        stored = self._by_end.get(_end(module))
+        if stored is None or not (stored.endswith(f".{module}") or module.endswith(f".{stored}")):
+            return None
+        return self._settings[stored]
+
+
+def _end(name: str) -> str:
+    """The name from the first number of a layer on, or its last part."""
+    parts = name.split(".")
+    first = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[first - 1 :])
+
+
+def plain_name(name: str) -> str:
+    """The name without the prefixes of the text model: `model.layers.0` is `layers.0`."""
+    parts = name.split(".")
+    first = next((i for i, part in enumerate(parts) if part not in _OUTER), 0)
+    return ".".join(parts[first:])
+
+
+def is_embedding(module: str) -> bool:
+    """Whether a module's matrix is a table of vectors, not one of a linear layer."""
+    last = module.rsplit(".", 1)[-1]
+    return last in _TABLES or ("embed" in last and last != "embed_out")
+
+
+def is_router(module: str) -> bool:
+    """Whether a module's matrix chooses experts."""
+    return module.rsplit(".", 1)[-1] in _ROUTERS
+
+
+def matches_name(module: str, target: str) -> bool:
+    """Whether `target` is the module's name, or "re:" and an expression that its start matches.
+
+    Raises:
+        ValueError: the expression is invalid.
+    """
+    if not target.startswith("re:"):
+        return plain_name(target) == plain_name(module)
+    text = target.removeprefix("re:")
+    try:
+        pattern = expression(text)
+    except ValueError as error:
+        raise ValueError(f"invalid regular expression {text!r:.100}: {error}") from None
+    return any(pattern.match(name) for name in _names(module))
+
+
+def is_listed(module: str, listed: Iterable[str]) -> bool:
+    """Whether `modules_to_not_convert` lists a module, or a module around it.
+
+    An entry is the module's name, its first parts (also as a regular expression), its end, or
+    parts in the middle.
+    """
+    return any(_lists(module, entry) for entry in listed)
+
+
+def _lists(module: str, entry: str) -> bool:
+    key = entry.removesuffix(".weight").strip(".")
+    if not key:
+        return False
+    if module.endswith(key) or f".{key}." in f".{module}.":
+        return True
+    try:
+        pattern = expression(rf"(?:{key})(?:\.|$)")
+    except ValueError:
+        return False
+    return any(pattern.match(name) for name in _names(module))
+
+
+def _names(module: str) -> Iterator[str]:
+    """The names that the module may have had where the configuration was written."""
+    yield module
+    plain = plain_name(module)
+    for prefix in _PREFIXES:
+        yield prefix + plain
