@@ -17,6 +17,8 @@ from support import triton_interpreter
 from support.attention_batch import LAYER, Batch
 from support.xformers_operators import MaterializedOperators
 from taco_kernels.attention_options import BlockSparse
+from taco_kernels.kv_entry import EntryScales
+from taco_kernels.kv_format import KVFormat, quantize, quantize_rows
 from taco_worker.attention.backend import (
     AttentionBackend,
     create_attention_backend,
@@ -70,6 +72,12 @@ BATCHES = {
     "window beyond everything": Batch([(17, 1), (3, 4)], window=1000),
     "idle sequences": Batch([(20, 1), (9, 0), (4, 3)]),
     "log-n scaling": Batch(MIXED, log_n=12),
+}
+EIGHT_BIT = {
+    "e4m3, scales of entries": KVFormat(torch.float8_e4m3fn, (EntryScales(0.5, 0.5),) * 3),
+    "e4m3": KVFormat(torch.float8_e4m3fn),
+    "e5m2": KVFormat(torch.float8_e5m2),
+    "int8": KVFormat(torch.int8),
 }
 # What xformers lacks.
 OPTIONS = {
@@ -154,14 +162,25 @@ def test_each_step_gets_a_new_plan(make: Callable[[], AttentionBackend]) -> None
 
 
 @pytest.mark.usefixtures("default_device")
-@pytest.mark.parametrize("name", ["torch", "xformers over copies", "triton"])
-def test_fp8_cache_is_read(name: str) -> None:
+@pytest.mark.parametrize("kv_format", EIGHT_BIT.values(), ids=EIGHT_BIT)
+@pytest.mark.parametrize("is_latent", [False, True])
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_8_bit_cache_is_read(name: str, is_latent: bool, kv_format: KVFormat) -> None:
     torch.manual_seed(0)
-    batch = Batch(MIXED, num_kv_heads=2)
+    batch = Batch(MIXED, head_dim=24, value_dim=16, is_latent=is_latent)
     query, metadata = batch.query(DTYPE), batch.metadata()
-    narrow, wide = batch.cache(torch.float8_e4m3fn), batch.empty_cache(DTYPE)
-    for stored, read in ((narrow.key, wide.key), (narrow.value, wide.value)):
-        read(LAYER).copy_(stored(LAYER))
+    narrow, wide = batch.empty_cache(kv_format), batch.cache(DTYPE)
+    scales = narrow.scales(LAYER)
+    views = [(narrow.key, wide.key), (narrow.value, wide.value)]
+    for (stored, read), scale in zip(views[: 1 if is_latent else 2], scales, strict=False):
+        if isinstance(scale, torch.Tensor):
+            numbers, of_tokens = quantize_rows(read(LAYER), kv_format.dtype)
+            scale.copy_(of_tokens)
+            read(LAYER).copy_(numbers.float() * of_tokens.unsqueeze(-1))
+        else:
+            numbers = quantize(read(LAYER), kv_format.dtype, scale)
+            read(LAYER).copy_(numbers.float() * scale)
+        stored(LAYER).copy_(numbers)
     actual = BACKENDS[name]().attend(query, narrow, LAYER, metadata, batch.options())
     expected = batch.reference(query, wide, metadata)
     torch.testing.assert_close(actual, expected, **CLOSE)

@@ -45,6 +45,8 @@ def test_options_that_change_kv_change_the_fingerprint(checkpoint: Path) -> None
         fingerprint_of(checkpoint, "torch"),
         fingerprint_of(checkpoint, kv="bfloat16"),
         fingerprint_of(checkpoint, kv="int8"),
+        fingerprint_of(checkpoint, kv="fp8"),
+        fingerprint_of(checkpoint, kv="fp8_e5m2"),
         fingerprint_of(checkpoint, block_size=32),
         fingerprint_of(checkpoint, dtype="bfloat16"),
         fingerprint_of(checkpoint, quantization="int8"),

@@ -24,9 +24,13 @@ OTHER = [250, 3, 3, 99, *range(100, 114)]
 KINDS = [
     ("torch", "float32", "auto"),
     ("torch", "bfloat16", "auto"),
+    ("torch", "float32", "fp8"),
+    ("torch", "bfloat16", "int8"),
     ("kernels", "float32", "auto"),
     ("kernels", "bfloat16", "auto"),
     ("kernels", "bfloat16", "int8"),
+    ("kernels", "bfloat16", "fp8_e4m3"),
+    ("kernels", "float32", "fp8_e5m2"),
 ]
 
 

@@ -38,8 +38,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> WorkerConfig:
     )
 
 
-def test_a_prefix_outlives_the_worker(config: WorkerConfig, tmp_path: Path) -> None:
-    config = replace(config, kv_disk_path=str(tmp_path), kv_cache_dtype="int8")
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_a_prefix_outlives_the_worker(
+    config: WorkerConfig, tmp_path: Path, kv_cache_dtype: str
+) -> None:
+    config = replace(config, kv_disk_path=str(tmp_path), kv_cache_dtype=kv_cache_dtype)
     worker = Worker(config)
     assert worker.info.num_disk_blocks == 2**20 // (worker._model.kv_block_bytes(16) + 4096)
     plan = make_plan({0: 18}, joined=[Join(0, PROMPT, [3, 11])])

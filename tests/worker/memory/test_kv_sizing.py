@@ -8,6 +8,7 @@ import torch
 
 from support.checkpoints import make_checkpoint
 from taco_kernels.kv_entry import KVEntry
+from taco_kernels.kv_format import KVFormat
 from taco_worker.attention.kv_cache import KVCache, bytes_per_block
 from taco_worker.devices.cpu_memory import available_cpu_memory
 from taco_worker.memory.kv_sizing import num_cpu_blocks
@@ -15,7 +16,7 @@ from taco_worker.models.config import load_hf_config
 
 
 def test_views_share_memory_and_overlap_nowhere() -> None:
-    cache = KVCache([KVEntry(2, 4, 4)] * 3, 5, 8, torch.float32, torch.device("cpu"))
+    cache = KVCache([KVEntry(2, 4, 4)] * 3, 5, 8, KVFormat(torch.float32), torch.device("cpu"))
     views = [view(layer) for layer in range(3) for view in (cache.key, cache.value)]
     for number, view in enumerate(views, start=1):
         assert view.shape == (5, 8, 2, 4)
@@ -26,7 +27,7 @@ def test_views_share_memory_and_overlap_nowhere() -> None:
 
 
 def test_a_block_of_all_layers_is_contiguous() -> None:
-    cache = KVCache([KVEntry(2, 4, 4)] * 3, 5, 8, torch.float32, torch.device("cpu"))
+    cache = KVCache([KVEntry(2, 4, 4)] * 3, 5, 8, KVFormat(torch.float32), torch.device("cpu"))
     block = 3 * 2 * cache.key(0)[0].nbytes
     for view in (view(layer) for layer in range(3) for view in (cache.key, cache.value)):
         for index in range(5):
@@ -37,8 +38,8 @@ def test_a_block_of_all_layers_is_contiguous() -> None:
 def test_entries_of_different_shapes() -> None:
     """Two layers of one size, a latent, and wide keys: tokens move with all of their numbers."""
     entries = [KVEntry(2, 4, 4), KVEntry(2, 4, 4), KVEntry(1, 10, 6, latent=True), KVEntry(1, 3, 5)]
-    cache = KVCache(entries, 3, 8, torch.float32, torch.device("cpu"))
-    assert cache.rows.shape == (3, bytes_per_block(entries, 8, torch.float32))
+    cache = KVCache(entries, 3, 8, KVFormat(torch.float32), torch.device("cpu"))
+    assert cache.rows.shape == (3, bytes_per_block(entries, 8, KVFormat(torch.float32)))
     assert cache.rows.shape[1] == 8 * 4 * (16 + 16 + 10 + 8)
     views = [view(index) for index in range(4) for view in (cache.key, cache.value)]
     for number, view in enumerate(views):
@@ -58,7 +59,7 @@ def test_entries_of_different_shapes() -> None:
 def test_unwritten_memory_is_not_allocated() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
-    cache = KVCache([KVEntry(4, 64, 64)], 2**16, 16, torch.bfloat16, torch.device("cpu"))
+    cache = KVCache([KVEntry(4, 64, 64)], 2**16, 16, KVFormat(torch.bfloat16), torch.device("cpu"))
     size = cache.key(0).nbytes + cache.value(0).nbytes
     assert size == 2**30
     assert process.memory_info().rss - before < size / 16
@@ -70,12 +71,12 @@ def test_bytes_per_block_is_what_a_cache_takes(tmp_path: Path) -> None:
         config.kv_entries,
         7,
         32,
-        torch.bfloat16,
+        KVFormat(torch.bfloat16),
         torch.device("cpu"),
     )
     views = [view(i) for i in range(config.num_layers) for view in (cache.key, cache.value)]
     taken = sum(view.nbytes for view in views)
-    assert 7 * bytes_per_block(config.kv_entries, 32, torch.bfloat16) == taken
+    assert 7 * bytes_per_block(config.kv_entries, 32, KVFormat(torch.bfloat16)) == taken
 
 
 def test_a_full_batch_is_enough() -> None:

@@ -24,10 +24,12 @@ class AttentionBackend(Protocol):
     Attributes:
         name: as `create_attention_backend` takes it.
         supports_trees: whether it applies `AttentionMetadata.tree`.
+        supports_scales: whether it reads a cache of 8 bits, with its scales.
     """
 
     name: str
     supports_trees: bool
+    supports_scales: bool
 
     def unsupported(self, options: AttentionOptions, entry: KVEntry) -> str | None:
         """What a layer needs and this back end lacks, for an error; None if it can run it."""

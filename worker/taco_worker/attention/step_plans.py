@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taco_kernels.kv_format import FLOAT8_DTYPES
 from taco_worker.attention.metadata import AttentionMetadata
 
 Plan = TypeVar("Plan")
@@ -57,4 +58,4 @@ def upload_indices(indices: np.ndarray, device: torch.device) -> Tensor:
 
 def indexable(cache: Tensor) -> Tensor:
     """A view of the cache that torch can index: fp8 as bytes, because torch lacks fp8 indexing."""
-    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
+    return cache.view(torch.uint8) if cache.dtype in FLOAT8_DTYPES else cache

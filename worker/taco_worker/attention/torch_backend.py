@@ -12,7 +12,7 @@ from torch import Tensor
 from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.kv_entry import KVEntry
 from taco_worker.attention.explicit_scores import attend_by_scores, needs_scores, scale_queries
-from taco_worker.attention.kv_cache import KVCache
+from taco_worker.attention.kv_cache import KVCache, Scale
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.step_plans import (
     StepPlans,
@@ -73,6 +73,14 @@ class _DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class _Stored:
+    """An entry's keys or values in the blocks of the cache, and their scale."""
+
+    numbers: Tensor
+    scale: Scale
+
+
+@dataclass(frozen=True, slots=True)
 class _BatchPlan:
     prefills: list[_Prefill]
     decode_groups: list[_DecodeGroup]
@@ -87,6 +95,7 @@ class TorchAttention:
 
     name = "torch"
     supports_trees = True
+    supports_scales = True
 
     def __init__(self) -> None:
         self._plans: StepPlans[_BatchPlan] = StepPlans()
@@ -112,8 +121,10 @@ class TorchAttention:
         if options.log_n is not None:
             positions = self._positions.get(metadata, None, lambda: query_positions(metadata))
             query = scale_queries(query, positions, options.log_n)
-        keys, values = kv_cache.key(entry), kv_cache.value(entry)
-        output = query.new_empty(*query.shape[:2], values.shape[3])
+        key_scale, value_scale = kv_cache.scales(entry)
+        keys = _Stored(kv_cache.key(entry), key_scale)
+        values = _Stored(kv_cache.value(entry), value_scale)
+        output = query.new_empty(*query.shape[:2], values.numbers.shape[3])
         prefill_rows = _prefill_by_scores if by_scores else _prefill
         decode_rows = _decode_by_scores if by_scores else _decode
         for prefill in plan.prefills:
@@ -235,30 +246,35 @@ def _plan_decode_group(
     )
 
 
-def _gather(cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+def _gather(stored: _Stored, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     """All tokens of some blocks, [num_tokens, num_kv_heads, dim]."""
-    gathered = indexable(cache).index_select(0, blocks).view(cache.dtype)
+    numbers, scale = stored.numbers, stored.scale
+    gathered = indexable(numbers).index_select(0, blocks).view(numbers.dtype)
+    if isinstance(scale, Tensor):
+        gathered = gathered.float() * scale.index_select(0, blocks).unsqueeze(-1)
+    elif scale != 1.0:
+        gathered = gathered.float() * scale
     return gathered.to(dtype).flatten(0, 1)
 
 
-def _gather_group(cache: Tensor, group: _DecodeGroup, dtype: torch.dtype) -> Tensor:
+def _gather_group(stored: _Stored, group: _DecodeGroup, dtype: torch.dtype) -> Tensor:
     """[num_rows, kv_len, num_kv_heads, dim], unseen tokens zeroed."""
-    tokens = _gather(cache, group.blocks.flatten(), dtype)
+    tokens = _gather(stored, group.blocks.flatten(), dtype)
     tokens.index_fill_(0, group.unseen, 0)
     return tokens.unflatten(0, group.seen.shape)
 
 
 def _prefill(
-    query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, options: AttentionOptions
+    query: Tensor, keys: _Stored, values: _Stored, plan: _Prefill, options: AttentionOptions
 ) -> Tensor:
     """query [query_len, num_heads, key_dim] to [query_len, num_heads, value_dim]."""
     query_len, num_heads, _ = query.shape
-    num_kv_heads = keys.shape[2]
+    num_kv_heads = keys.numbers.shape[2]
     group_size = num_heads // num_kv_heads
 
-    def per_query_head(cache: Tensor) -> Tensor:
+    def per_query_head(stored: _Stored) -> Tensor:
         """[num_kv_heads, group_size, kv_len, dim], each KV head repeated as a view."""
-        rows = _gather(cache, plan.blocks, query.dtype)[plan.kv]
+        rows = _gather(stored, plan.blocks, query.dtype)[plan.kv]
         return rows.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1)
 
     output = F.scaled_dot_product_attention(
@@ -273,7 +289,7 @@ def _prefill(
 
 
 def _prefill_by_scores(
-    query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, options: AttentionOptions
+    query: Tensor, keys: _Stored, values: _Stored, plan: _Prefill, options: AttentionOptions
 ) -> Tensor:
     """As `_prefill`, with all options."""
     assert plan.mask is not None
@@ -289,12 +305,12 @@ def _prefill_by_scores(
 
 
 def _decode(
-    query: Tensor, keys: Tensor, values: Tensor, group: _DecodeGroup, options: AttentionOptions
+    query: Tensor, keys: _Stored, values: _Stored, group: _DecodeGroup, options: AttentionOptions
 ) -> Tensor:
     """query [num_rows, num_heads, key_dim] to [num_rows, num_heads, value_dim]."""
     output = F.scaled_dot_product_attention(
         # Query heads that share a KV head take the dimension of a prefill's tokens.
-        query.unflatten(1, (keys.shape[2], -1)),
+        query.unflatten(1, (keys.numbers.shape[2], -1)),
         _gather_group(keys, group, query.dtype).transpose(1, 2),
         _gather_group(values, group, query.dtype).transpose(1, 2),
         attn_mask=group.seen[:, None, None, :],
@@ -304,7 +320,7 @@ def _decode(
 
 
 def _decode_by_scores(
-    query: Tensor, keys: Tensor, values: Tensor, group: _DecodeGroup, options: AttentionOptions
+    query: Tensor, keys: _Stored, values: _Stored, group: _DecodeGroup, options: AttentionOptions
 ) -> Tensor:
     """As `_decode`, with all options."""
     assert group.positions is not None

@@ -30,6 +30,7 @@ class TritonAttention:
 
     name = "triton"
     supports_trees = True
+    supports_scales = True
 
     def __init__(self) -> None:
         self._steps: StepPlans[_Step] = StepPlans()
@@ -50,7 +51,17 @@ class TritonAttention:
         step = self._steps.get(
             metadata, kind, lambda: _plan(query, keys, values, metadata, options)
         )
-        return paged_attention(query, keys, values, step.batch, options, plan=step.plan)
+        key_scale, value_scale = kv_cache.scales(entry)
+        return paged_attention(
+            query,
+            keys,
+            values,
+            step.batch,
+            options,
+            key_scale=key_scale,
+            value_scale=value_scale,
+            plan=step.plan,
+        )
 
 
 def _plan(

@@ -22,7 +22,6 @@ from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.step_plans import (
     StepPlans,
     first_seen,
-    indexable,
     query_positions,
     upload_indices,
 )
@@ -89,6 +88,7 @@ class XformersAttention:
 
     name = "xformers"
     supports_trees = False
+    supports_scales = False
 
     def __init__(self, operators: Operators | None = None) -> None:
         self._operators = operators or InstalledOperators()
@@ -310,7 +310,7 @@ def _rows_of(
 
 def _gather(cache: Tensor, blocks: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
     """Gather tokens of a cache, [1, num_tokens, num_kv_heads, head_dim]."""
-    return indexable(cache)[blocks, offsets].view(cache.dtype).to(dtype).unsqueeze(0)
+    return cache[blocks, offsets].to(dtype).unsqueeze(0)
 
 
 def _inputs(

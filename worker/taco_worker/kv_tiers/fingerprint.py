@@ -8,7 +8,7 @@ from pathlib import Path
 
 from taco_proto.config import WorkerConfig
 from taco_worker.models.config_reading import config_file
-from taco_worker.models.load_format import load_format_of
+from taco_worker.models.load_format import load_format_of, tensorizer_file_of
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_files import find_weight_files
 
@@ -36,6 +36,7 @@ def fingerprint(config: WorkerConfig, model_dir: Path, model: StepModel) -> byte
         "block_bytes": model.kv_block_bytes(config.block_size),
         "dtype": wanted.dtype,
         "quantization": wanted.quantization,
+        "quantized_activations": wanted.quantized_activations,
         "rope_scaling": wanted.rope_scaling,
         "rope_theta": wanted.rope_theta,
         "hf_overrides": wanted.hf_overrides,
@@ -45,7 +46,9 @@ def fingerprint(config: WorkerConfig, model_dir: Path, model: StepModel) -> byte
     if wanted.load_format == "dummy":
         digest.update(f"dummy {wanted.seed}".encode())
     else:
-        for file in find_weight_files(model_dir, load_format_of(wanted)):
+        for file in find_weight_files(
+            model_dir, load_format_of(wanted), tensorizer_file_of(wanted)
+        ):
             digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
             _add_samples(digest, file)
     return digest.digest()
