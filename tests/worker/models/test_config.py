@@ -241,7 +241,7 @@ def test_bad_config(tmp_path: Path, content: str, message: str) -> None:
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"head_dim": 15}, "even rotary_dim of 2 or more, not 15"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
+        ({"quantization_config": {"quant_method": "none-such"}}, r"quantized \(none-such\)"),
         ({"quantization_config": "gptq"}, "quantization_config must be an object"),
         (
             {
@@ -300,10 +300,14 @@ def test_kv_dtype_names() -> None:
     assert resolve_kv_dtype("bfloat16", torch.float32, cpu) == torch.bfloat16
     assert resolve_kv_dtype("auto", torch.float16, cuda) == torch.float16
     assert resolve_kv_dtype("fp8", torch.bfloat16, cuda) == torch.float8_e4m3fn
-    with pytest.raises(ValueError, match="unknown kv_cache_dtype 'fp8'; known on this device: au"):
-        resolve_kv_dtype("fp8", torch.bfloat16, cpu)
-    with pytest.raises(ValueError, match="unknown kv_cache_dtype 'int8'"):
-        resolve_kv_dtype("int8", torch.bfloat16, cuda)
+    assert resolve_kv_dtype("fp8", torch.bfloat16, cpu) == torch.float8_e4m3fn
+    assert resolve_kv_dtype("fp8_e5m2", torch.bfloat16, cpu) == torch.float8_e5m2
+    with pytest.raises(ValueError, match="unknown kv_cache_dtype 'fp4'; known on this device: au"):
+        resolve_kv_dtype("fp4", torch.bfloat16, cpu)
+    assert resolve_kv_dtype("int8", torch.bfloat16, cuda) == torch.int8
+    assert resolve_kv_dtype("bfloat16", torch.bfloat16, cuda) == torch.bfloat16
+    with pytest.raises(ValueError, match="unknown kv_cache_dtype 'float32'"):
+        resolve_kv_dtype("float32", torch.bfloat16, cuda)
 
 
 def test_models_load_without_transformers(tmp_path: Path) -> None:

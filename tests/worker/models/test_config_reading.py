@@ -190,12 +190,27 @@ def test_params_json_with_experts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("quantization", "method"),
+    [
+        ({"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}, "fp8"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "compressed-tensors"),
+    ],
+)
+def test_params_json_of_quantized_weights(
+    tmp_path: Path, quantization: dict[str, Any], method: str
+) -> None:
+    write(tmp_path, "params.json", **PARAMS, quantization=quantization)
+    fields = read_hf_config(tmp_path / "params.json")
+    assert fields["quantization_config"]["quant_method"] == method
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"moe": {"num_shared_experts": 1}}, "experts of this kind are not supported"),
         ({"yarn": 3}, "yarn is not an object"),
         ({"sliding_window": [512, 128]}, "sliding_window .* is not supported"),
-        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "the checkpoint is quantized"),
+        ({"quantization": {"qformat_weight": "int4"}}, "quantization .* is not supported"),
         ({"dim": "wide"}, "hidden_size must be a positive integer"),
         ({"llama_4_scaling": 3}, "llama_4_scaling needs beta"),
         ({"llama_4_scaling": GROWTH, "yarn": {"factor": 4, LENGTH: 512}}, "is not supported with"),

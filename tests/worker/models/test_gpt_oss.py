@@ -18,9 +18,9 @@ from support.architectures.variants import VARIANTS
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.plan.dequantization import Mxfp4
 from taco_worker.models.plan.ops.attend import Attend
 from taco_worker.models.plan.ops.experts import Experts
+from taco_worker.quant.formats.mxfp4 import Mxfp4Matrix
 
 VARIANT = VARIANTS["gpt-oss-like"]
 
@@ -147,20 +147,27 @@ def test_missing_scales_are_named(mxfp4: tuple[Path, Path], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("num_columns", [32, 64, 70])
 def test_mxfp4_numbers_are_those_of_transformers(num_columns: int) -> None:
-    """All codes with all scales but 0, whose factor bfloat16 has not as a normal number."""
+    """All codes with all scales but 0, a subnormal number in bfloat16, and those near infinity."""
     num_blocks = -(-num_columns // 32)
-    scales = torch.arange(1, 255, dtype=torch.uint8)[:, None].expand(-1, num_blocks)
-    codes = torch.arange(254 * num_blocks * 16).remainder(256).to(torch.uint8)
-    codes = codes.view(254, num_blocks, 16)
-    format_ = Mxfp4(num_columns)
-    assert format_.stored_shapes((254, num_columns)) == (codes.shape, scales.shape)
-    actual = format_.dequantize(codes, scales)
+    scales = torch.arange(1, 245, dtype=torch.uint8)[:, None].expand(-1, num_blocks)
+    codes = torch.arange(244 * num_blocks * 16).remainder(256).to(torch.uint8)
+    codes = codes.view(244, num_blocks, 16)
+    format_ = Mxfp4Matrix(244, num_columns)
+    stored = {"_blocks": codes, "_scales": scales}
+    assert {name: one.shape for name, one in format_.tensors.items()} == {
+        name: tuple(one.shape) for name, one in stored.items()
+    }
+    actual = format_.dequantize(stored)
     expected = convert_moe_packed_tensors(codes[None], scales[None], dtype=torch.float32)[0].T
     assert torch.equal(actual, expected[:, :num_columns])
 
 
-@pytest.mark.parametrize("method", ["awq", "fp8"])
-def test_other_quantized_checkpoints_are_refused_in_one_line(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("method", ["none-such", ["mxfp4"]])
+def test_other_quantized_checkpoints_are_refused_in_one_line(
+    tmp_path: Path, method: object
+) -> None:
     path = VARIANT.make(tmp_path / "model", quantization_config={"quant_method": method})
-    with pytest.raises(ValueError, match=rf"\Athe checkpoint is quantized \({method}\)[^\n]+\Z"):
+    with pytest.raises(
+        ValueError, match=rf"\Athe checkpoint is quantized \({re.escape(str(method))}\)[^\n]+\Z"
+    ):
         load_hf_config(path)

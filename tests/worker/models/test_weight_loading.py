@@ -20,7 +20,7 @@ from taco_worker.backends.torch.plan_weights import load_network
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.plan.parameters import fills
 from taco_worker.models.registry import supported_architectures
-from taco_worker.models.weight_files import LoadFormat
+from taco_worker.models.weight_files import LoadFormat, find_weight_files
 
 CPU = torch.device("cpu")
 
@@ -189,7 +189,9 @@ def test_integers_are_not_taken_for_weights(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     tensors = _tensors(path)
     _replace_tensors(path, {**tensors, name: tensors[name].to(torch.int8)})
-    with pytest.raises(ValueError, match=rf"not of a floating-point type: {name} \(int8\)\Z"):
+    with pytest.raises(
+        ValueError, match=rf"wrong types: {name} \(is I8, should be a floating-point type\)\Z"
+    ):
         _load(path)
 
 
@@ -252,6 +254,8 @@ def test_no_weights(tmp_path: Path) -> None:
         ('{"weight_map": {"a": "../../secret.safetensors"}}', "missing: secret.safetensors"),
         ('{"weight_map": {"a": 3}}', "not an index"),
         ('{"weight_map": ["a"]}', "not an index"),
+        ('{"weight_map": {}}', "it names none"),
+        ('{"weight_map": {"a": "config.json"}}', "that are not .safetensors: config.json"),
         ("[]", "not an index"),
         ('{"weight_map"', "not an index"),
     ],
@@ -261,3 +265,15 @@ def test_damaged_index(tmp_path: Path, index: str, message: str) -> None:
     (path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ValueError, match=message):
         _load(path)
+
+
+def test_old_names_of_gptq_files(tmp_path: Path) -> None:
+    (tmp_path / "gptq_model-4bit-128g.safetensors").touch()
+    for load_format in ("auto", "safetensors"):
+        (file,) = find_weight_files(tmp_path, load_format)
+        assert file.name == "gptq_model-4bit-128g.safetensors"
+    (tmp_path / "gptq_model-8bit--1g.safetensors").touch()
+    with pytest.raises(ValueError, match=r"weights of several models: gptq_model-4bit-128g\.safe"):
+        find_weight_files(tmp_path, "auto")
+    (tmp_path / "model.safetensors").touch()
+    assert find_weight_files(tmp_path, "auto") == [tmp_path / "model.safetensors"]

@@ -9,11 +9,18 @@ from types import MappingProxyType
 from typing import Any
 
 from taco_common.json_file import read_json_object
+from taco_worker.kv_scales.stored_kv_cache import StoredKVCache, stored_kv_cache
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.config_reading import config_file, read_hf_config
+from taco_worker.models.converted.header import is_converted
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
 from taco_worker.models.rope_parsing import check_rope_names, is_by_layer_type
+from taco_worker.models.stored_modules import with_stored_modules
+from taco_worker.models.weight_files import LoadFormat
+from taco_worker.quant.config_files import quantization_config
+from taco_worker.quant.registry import read_online_quantization, read_quantization
+from taco_worker.quant.weight_format import OnlineQuantization, Quantization
 
 SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -35,6 +42,10 @@ class ModelConfig:
     Attributes:
         directory: the model directory.
         architecture: the first entry of `architectures` that has a recipe.
+        quantization: of the checkpoint; None: it is not quantized.
+        online_quantization: quantizes its matrices at load; None: nothing does.
+        model_type: according to config.json, if any.
+        stored_kv_cache: what the checkpoint's quantization asks for; None: nothing.
         checkpoint_dtype: the name of the weights' dtype according to config.json, if any.
         eos_token_ids: ids that end a sequence, in the order of the files, without repeats.
         sampling_defaults: the SAMPLING_DEFAULT_KEYS that generation_config.json sets.
@@ -43,9 +54,18 @@ class ModelConfig:
     directory: Path
     architecture: str
     plan: ModelPlan
+    quantization: Quantization | None
+    online_quantization: OnlineQuantization | None
+    model_type: str | None
+    stored_kv_cache: StoredKVCache | None
     checkpoint_dtype: str | None
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether matrices are codes in the checkpoint, or become codes at load."""
+        return self.quantization is not None or self.online_quantization is not None
 
 
 def load_hf_config(
@@ -56,6 +76,9 @@ def load_hf_config(
     config_format: str = "auto",
     hf_overrides: Mapping[str, Any] | None = None,
     disable_sliding_window: bool = False,
+    quantization: str | None = None,
+    load_format: LoadFormat = "auto",
+    tensorizer_file: Path | None = None,
 ) -> ModelConfig:
     """Read a model directory's configuration.
 
@@ -64,10 +87,13 @@ def load_hf_config(
         config_format: hf (config.json), mistral (params.json), or auto: the one that exists.
         hf_overrides: replace fields of the configuration; objects are merged.
         disable_sliding_window: limit sequences to the window, so that it never applies.
+        quantization: the method, as `--quantization` takes it; None: the checkpoint's own.
+        load_format, tensorizer_file: of the weight files, whose headers tell what is quantized.
 
     Raises:
         ValueError: a file is missing, is not JSON or lacks a field, the architecture has no
-            recipe, or the checkpoint needs an option that no recipe supports.
+            recipe, the checkpoint needs an option that no recipe supports, or its quantization is
+            unknown or not the wanted one.
     """
     file = config_file(model_dir, config_format)
     try:
@@ -82,6 +108,20 @@ def load_hf_config(
         if rope_scaling is None:
             check_rope_names(hf_config)
         config = _parse(model_dir, _override_rope(hf_config, rope_scaling, rope_theta), generation)
+        settings = quantization_config(model_dir, hf_config)
+        # What converted weights are, their header says.
+        wanted = None if is_converted(model_dir) else quantization
+        rules = read_quantization(settings, model_dir, wanted)
+        stored = rules and with_stored_modules(
+            rules, config.plan, model_dir, load_format, tensorizer_file
+        )
+        online = read_online_quantization(quantization) if stored is None else None
+        config = replace(
+            config,
+            quantization=stored,
+            online_quantization=online,
+            stored_kv_cache=stored_kv_cache(settings or hf_config),
+        )
     except KeyError as error:
         raise ValueError(f"{file} has no {error}") from None
     except (TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
@@ -104,16 +144,17 @@ def _parse(
     fields = ConfigFields(hf_config)
     fields.only("is_causal", True)  # transformers reads it for every architecture
     plan = recipe(fields, architecture)
-    if quantization := hf_config.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown")
-        if method not in plan.quantizations:
-            raise ValueError(f"the checkpoint is quantized ({method}), which is not supported")
+    model_type = hf_config.get("model_type")
     dtype = hf_config.get("dtype") or hf_config.get("torch_dtype")
     end_ids = _eos_token_ids(generation, hf_config)
     return ModelConfig(
         directory=model_dir,
         architecture=architecture,
         plan=plan,
+        quantization=None,
+        online_quantization=None,
+        model_type=None if model_type is None else str(model_type),
+        stored_kv_cache=None,
         checkpoint_dtype=None if dtype is None else str(dtype),
         eos_token_ids=tuple(one for one in end_ids if one < plan.vocab_size),
         sampling_defaults=MappingProxyType(
@@ -143,7 +184,8 @@ def _check_sizes(path: Path, hf_config: Mapping[str, Any]) -> None:
 
 def _check_types(path: Path, hf_config: Mapping[str, Any]) -> None:
     """Raises ValueError for fields whose values are of another type than their readers expect."""
-    for name in ("rope_parameters", "rope_scaling", "quantization_config"):
+    objects = ("rope_parameters", "rope_scaling", "quantization_config", "compression_config")
+    for name in objects:
         value = hf_config.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise ValueError(f"{path}: {name} must be an object, not {value!r:.100}")

@@ -51,7 +51,7 @@ def download_model(
     except Exception as error:
         # The hub's client passes on errors of its HTTP library: requests in some versions, httpx
         # in others.
-        raise ValueError(_explain(error, model, revision)) from None
+        raise ValueError(explain_hub_error(error, model, revision)) from None
     if not config_file(directory).is_file():
         raise ValueError(f"{model} on the hub is not a model: it has no config.json")
     return directory
@@ -64,7 +64,7 @@ def download_tokenizer(name: str, revision: str | None, download_dir: Path | Non
     try:
         return _download(name, _TOKENIZER_PATTERNS, _IGNORED_PATTERNS, revision, download_dir)
     except Exception as error:
-        raise ValueError(_explain(error, name, revision)) from None
+        raise ValueError(explain_hub_error(error, name, revision)) from None
 
 
 def download_config(model: str, revision: str | None, download_dir: Path | None) -> Path:
@@ -75,10 +75,10 @@ def download_config(model: str, revision: str | None, download_dir: Path | None)
         wanted = ["config.json", "generation_config.json", PARAMS_FILE]
         return _download(model, wanted, _IGNORED_PATTERNS, revision, download_dir)
     except Exception as error:
-        raise ValueError(_explain(error, model, revision)) from None
+        raise ValueError(explain_hub_error(error, model, revision)) from None
 
 
-def _explain(error: Exception, model: str, revision: str | None) -> str:
+def explain_hub_error(error: Exception, model: str, revision: str | None) -> str:
     match error:
         case HFValidationError():
             return f"{model} is neither a directory nor a hub id"

@@ -16,8 +16,13 @@ _DTYPES = {
     "float32": torch.float32,
 }
 # Dtypes of a KV cache, other than the model's own dtype.
-_CPU_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-_CUDA_KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+_CUDA_KV_DTYPES = {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+_CPU_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, **_CUDA_KV_DTYPES}
 
 
 def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device) -> torch.dtype:
@@ -55,7 +60,7 @@ def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> tor
     Raises:
         ValueError: the device does not support a KV cache of that dtype.
     """
-    if name == "auto":
+    if name in ("auto", dtype_name(dtype)):
         return dtype
     known = _CPU_KV_DTYPES if device.type == "cpu" else _CUDA_KV_DTYPES
     if name not in known:

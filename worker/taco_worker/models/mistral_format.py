@@ -84,8 +84,8 @@ def hf_config_of(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
         _add_yarn(fields, yarn, file)
     if growth:
         _add_growth(fields, growth, file)
-    if fields.get("quantization"):
-        fields["quantization_config"] = {"quant_method": "fp8"}
+    if quantization := fields.get("quantization"):
+        fields["quantization_config"] = _quantization_config(quantization, file)
     if isinstance(windows, list):
         _add_layer_types(fields, windows, file)
     return fields
@@ -166,6 +166,15 @@ def _add_growth(fields: dict[str, Any], growth: Any, file: Path) -> None:
     fields["model_type"], fields["architectures"] = "ministral3", ["Ministral3ForCausalLM"]
     given = {"llama_4_scaling_beta": growth["beta"], length: growth[length]}
     fields["rope_scaling"] = {**scaling, **given}
+
+
+def _quantization_config(quantization: Any, file: Path) -> dict[str, Any]:
+    """Hugging Face's settings for those of params.json, which names FP8 in its own way."""
+    if isinstance(quantization, dict) and "quant_method" in quantization:
+        return quantization
+    if not isinstance(quantization, dict) or quantization.get("qformat_weight") != "fp8_e4m3":
+        raise ValueError(f"{file}: quantization {quantization!r:.100} is not supported")
+    return {"quant_method": "fp8"}
 
 
 def _add_layer_types(fields: dict[str, Any], windows: list[Any], file: Path) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from taco_kernels.native.decode_rows import DecodeRows
 from taco_proto.steps import IntArray
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.weight_loading import WeightSink
+from taco_worker.models.weight_sink import WeightSink
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.token_masks import TokenMasks
 
@@ -266,6 +268,19 @@ class StepModel(Protocol):
         ...
 
 
+@runtime_checkable
+class DecodeModel(Protocol):
+    """A `StepModel` that also runs decode steps on host arrays, with less work for the host."""
+
+    def decoding(self, rows: DecodeRows) -> Callable[[], None]:
+        """A function that runs the step that `rows` has begun, and writes its most likely tokens.
+
+        Call `allocate_kv` first. The function raises MemoryError, before anything runs, where the
+        step's scratch memory cannot be allocated.
+        """
+        ...
+
+
 def check_kept_layers(layers: tuple[int, ...], num_layers: int) -> None:
     """Raises ValueError as `StepModel.keep_hidden` does."""
     if unknown := [layer for layer in layers if not 0 <= layer < num_layers - 1]:
@@ -316,3 +331,20 @@ def check_given_inputs(model: StepModel, inputs: ModelInput, max_model_len: int)
 def describe(what: str, num_threads: int, dtype: torch.dtype) -> str:
     """Format a model's `description`."""
     return f"{what}, {num_threads} thread{'s' if num_threads > 1 else ''}, {dtype_name(dtype)}"
+
+
+def with_code_kinds(
+    description: str, kinds: Set[str], activations: Set[torch.dtype] = frozenset()
+) -> str:
+    """Add the weights that are kept as codes to a description.
+
+    Args:
+        kinds: of codes, such as "int4"; empty: no weights are codes.
+        activations: types of what is multiplied with codes; empty: unknown.
+    """
+    parts = [description]
+    if kinds:
+        parts.append(f"{'/'.join(sorted(kinds))} codes")
+    if kinds and activations:
+        parts.append(f"{'/'.join(sorted(map(dtype_name, activations)))} activations")
+    return ", ".join(parts)

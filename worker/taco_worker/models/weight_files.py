@@ -2,40 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from taco_common.json_file import JsonFileError, parse_json_object, read_json_object
-from taco_worker.models.config import ModelConfig
+from taco_common.json_file import JsonFileError, read_json_object
+from taco_worker.models.converted.header import is_converted, packed_files, read_header
 from taco_worker.models.mistral_format import (
     WEIGHTS_PREFIX,
     head_dim_of,
     hf_name,
     is_mistral_file,
 )
+from taco_worker.models.tensor_check import TensorCheck
+from taco_worker.models.tensorizer_table import is_tensorizer, read_table
 from taco_worker.models.weight_sources import WeightSources
+from taco_worker.quant.gguf.checkpoint import is_gguf, open_checkpoint, part_files
+from taco_worker.quant.pickled_headers import PICKLED_ENDS, read_pickled_header
+from taco_worker.quant.safetensors_header import read_safetensors_header
 
-LoadFormat = Literal["auto", "safetensors", "pt", "mistral", "dummy"]
+if TYPE_CHECKING:
+    from taco_worker.models.config import ModelConfig
 
-_NAMES_IN_ERROR = 5
-_LENGTH_BYTES = 8  # little-endian, in front of a safetensors header
+LoadFormat = Literal[
+    "auto",
+    "safetensors",
+    "pt",
+    "npcache",
+    "mistral",
+    "gguf",
+    "tensorizer",
+    "sharded_state",
+    "dummy",
+]
+
+TENSORIZER_FILE = "model.tensors"
+
+_AUTO_GPTQ = "gptq_model-*bit-*g.safetensors"  # AutoGPTQ's old names
 _MAX_INDEX_BYTES = 64 * 2**20
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
 
-def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
+def find_weight_files(
+    model_dir: Path, load_format: LoadFormat, tensorizer_file: Path | None = None
+) -> list[Path]:
     """The files to read: those of an index, or a single file.
 
     "auto" prefers safetensors to .bin files, and these to consolidated files.
 
+    Args:
+        tensorizer_file: of "tensorizer"; None: model.tensors in `model_dir`.
+
     Raises:
         ValueError: no weight file exists, or the index is damaged or names a missing file.
     """
+    if load_format == "sharded_state":
+        return packed_files(model_dir)
+    if load_format == "tensorizer":
+        file = tensorizer_file or model_dir / TENSORIZER_FILE
+        if not file.is_file():
+            raise ValueError(f"no weights: {file} is not a file")
+        return [file]
     bases = {
         "safetensors": ["model.safetensors"],
         "pt": ["pytorch_model.bin"],
+        "npcache": ["pytorch_model.bin"],
         "mistral": [f"{WEIGHTS_PREFIX}.safetensors"],
+        "gguf": [],
         "auto": ["model.safetensors", "pytorch_model.bin", f"{WEIGHTS_PREFIX}.safetensors"],
     }
     for base in bases[load_format]:
@@ -47,92 +80,86 @@ def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
         shards = sorted(model_dir.glob(f"{WEIGHTS_PREFIX}-*-of-*.safetensors"))
         if shards and len(shards) == int(shards[0].stem.rsplit("-", 1)[1]):
             return shards
-    raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(bases[load_format])}")
+    if load_format in ("auto", "safetensors") and (files := sorted(model_dir.glob(_AUTO_GPTQ))):
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
+            raise ValueError(f"{model_dir} has the weights of several models: {names}")
+        return files
+    if load_format in ("auto", "gguf") and (files := sorted(model_dir.glob("*.gguf"))):
+        return part_files(files[0])
+    if is_converted(model_dir):
+        raise ValueError(
+            f"the weights in {model_dir} are converted: they need --load-format sharded_state, "
+            f"not {load_format}"
+        )
+    looked_for = bases[load_format] or ["*.gguf"]
+    raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(looked_for)}")
 
 
-def check_weight_files(model_dir: Path, config: ModelConfig, load_format: LoadFormat) -> None:
+def check_weight_files(
+    model_dir: Path,
+    config: ModelConfig,
+    load_format: LoadFormat,
+    tensorizer_file: Path | None = None,
+) -> None:
     """Check that the weight files are complete and hold the architecture's tensors.
 
-    It reads the headers of safetensors files, and only the sizes of `.bin` files.
+    It reads the headers of the files, and executes nothing of pickled ones.
 
     Raises:
         ValueError: a file is missing, empty or truncated, or its tensors are not the model's.
     """
     if load_format == "dummy":
         return
-    files = find_weight_files(model_dir, load_format)
+    if load_format == "sharded_state":
+        read_header(model_dir).check(architecture=config.architecture)
+        return
+    files = find_weight_files(model_dir, load_format, tensorizer_file)
     if empty := [file.name for file in files if not file.stat().st_size]:
         raise ValueError(f"weight files in {model_dir} are empty: {', '.join(empty)}")
-    if any(file.suffix != ".safetensors" for file in files):
-        return
-    sources = WeightSources(config.plan)
-    found: set[str] = set()
-    unexpected: list[str] = []
+    sources = WeightSources(config.plan, config.quantization)
+    check = TensorCheck(model_dir)
     for file in files:
-        for stored_name in stored_tensor_names(file):
+        for stored_name, tensor in stored_tensors(file).items():
             name = sources.canonical(stored_name)
-            if name is not None and name not in sources.fills:
-                unexpected.append(stored_name)
-            found.add(name or "")
-    check_tensor_names(model_dir, sources.missing(found), unexpected)
+            if name is None:
+                continue
+            if fills := sources.fills.get(name):
+                check.fits(stored_name, name, tensor.shape, tensor.dtype, fills)
+            elif not (sources.is_extra(name) or sources.may_be_zero_bias(name)):
+                check.add_unexpected(stored_name)
+    check.raise_for(sources.missing(check.found))
 
 
-def stored_tensor_names(path: Path) -> list[str]:
-    """The names of the tensors in a safetensors file, from its header, as Hugging Face has them.
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """The shape of a tensor, and its type by its name in safetensors files."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def stored_tensors(path: Path) -> dict[str, TensorHeader]:
+    """The tensors in a weight file of any format, by their names in Hugging Face's format.
 
     Raises:
         ValueError: the file cannot be read, its header is damaged, or it is truncated.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
-            num_bytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-            start = _LENGTH_BYTES + num_bytes
-            if num_bytes > _MAX_HEADER_BYTES or start > size:
-                raise ValueError(f"a header of {num_bytes} bytes in a file of {size} bytes")
-            text = stream.read(num_bytes).decode()
-        header = parse_json_object(text, path)
-        header.pop("__metadata__", None)
-        end = start + max([entry["data_offsets"][1] for entry in header.values()], default=0)
-    except JsonFileError as error:
-        raise ValueError(f"{error} (the header of a safetensors file)") from None
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"cannot read {path}: not a safetensors file ({error!r})") from None
-    if end != size:
-        what = "is cut off" if end > size else "is too long"
-        raise ValueError(f"{path} {what}: its header asks for {end} bytes, the file has {size}")
+    if is_gguf(path):
+        pieces = open_checkpoint(path).pieces[path]
+        return {one.name: TensorHeader(one.stored_shape, one.dtype) for one in pieces}
+    if is_tensorizer(path):
+        return {one.name: TensorHeader(one.shape, one.dtype) for one in read_table(path)}
+    if path.suffix in PICKLED_ENDS:
+        pickled = read_pickled_header(path)
+        return {name: TensorHeader(one.shape, one.dtype) for name, one in pickled.items()}
+    header = read_safetensors_header(path)
+    tensors = {name: TensorHeader(one.shape, one.dtype) for name, one in header.tensors.items()}
     if not is_mistral_file(path):
-        return list(header)
+        return tensors
     head_dim_of(path.parent)  # loading needs it
-    return [name for name in map(hf_name, header) if name is not None]
-
-
-def check_tensor_names(
-    model_dir: Path,
-    missing: Sequence[str],
-    unexpected: Sequence[str],
-    misshapen: Sequence[str] = (),
-    integers: Sequence[str] = (),
-) -> None:
-    """Raises ValueError if any list is not empty; the message shows the first few names."""
-    problems = [
-        f"{problem}: {_listed(names)}"
-        for problem, names in (
-            ("missing tensors", missing),
-            ("unexpected tensors", unexpected),
-            ("wrong shapes", misshapen),
-            ("not of a floating-point type", integers),
-        )
-        if names
-    ]
-    if problems:
-        raise ValueError(f"the weights in {model_dir} do not fit: {'; '.join(problems)}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMES_IN_ERROR])
-    rest = len(names) - _NAMES_IN_ERROR
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    names = {name: hf_name(name) for name in tensors}
+    return {new: tensors[name] for name, new in names.items() if new is not None}
 
 
 def _indexed_files(index: Path) -> list[Path]:
@@ -143,6 +170,11 @@ def _indexed_files(index: Path) -> list[Path]:
         raise ValueError(f"{index} is not an index of weight files: {error}") from None
     except (KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{index} is not an index of weight files: {error!r}") from None
+    if not files:
+        raise ValueError(f"{index} is not an index of weight files: it names none")
+    kind = index.name.removesuffix(".index.json").rpartition(".")[2]
+    if other := [file.name for file in files if file.suffix != f".{kind}"]:
+        raise ValueError(f"{index} names files that are not .{kind}: {', '.join(other)}")
     if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(f"{index} names files that are missing: {', '.join(missing)}")
     return files

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from taco_common.progress import Progress
 from taco_worker.models.config import ModelConfig
+from taco_worker.models.numpy_cache import is_numpy_file, iterate_numpy_file, numpy_files
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.plan.parameters import Fill
-from taco_worker.models.tensor_files import iterate_tensors
-from taco_worker.models.weight_files import LoadFormat, check_tensor_names, find_weight_files
+from taco_worker.models.quantized_matrices import QuantizedMatrices, QuantizingSink
+from taco_worker.models.tensor_check import TensorCheck
+from taco_worker.models.tensor_files import dtype_name, iterate_tensors
+from taco_worker.models.weight_files import LoadFormat, find_weight_files
+from taco_worker.models.weight_sink import WeightSink
 from taco_worker.models.weight_sources import WeightSources
-
-
-class WeightSink(Protocol):
-    """Receives parameters, whole or some rows at a time, in any order.
-
-    Attributes:
-        dtype, device: of random weights. A GPU makes billions of them in a second, a CPU in
-            minutes.
-    """
-
-    dtype: torch.dtype
-    device: torch.device
-
-    def put(self, parameter: str, start: int, rows: Tensor, expert: int | None) -> None:
-        """Store `rows` into the parameter from row `start`; they may be views of a file.
-
-        Args:
-            expert: index on the parameter's first axis, if that is one of experts.
-        """
-        ...
+from taco_worker.quant.weight_format import Quantization
 
 
 def load_weights(
@@ -46,84 +28,79 @@ def load_weights(
     *,
     load_format: LoadFormat = "auto",
     seed: int = 0,
+    tensorizer_file: Path | None = None,
 ) -> None:
     """Load the weights of `model_dir` into `sink`.
 
     Args:
-        load_format: "auto" (safetensors, else .bin), "safetensors", "pt" (.bin), or "dummy"
-            (random weights; no weight file is read).
+        load_format: "auto" (safetensors, else .bin), "safetensors", "pt" (.bin), "npcache"
+            (.bin, kept as NumPy files), or "dummy" (random weights; no weight file is read).
+        tensorizer_file: of "tensorizer"; None: model.tensors in `model_dir`.
         seed: of random weights, which are equal in every process on the same kind of device.
 
     Raises:
         ValueError: weight files are missing or damaged, or their tensors are not exactly the
             architecture's.
     """
+    if config.online_quantization is not None:
+        sink = QuantizingSink(sink, config.plan, config.online_quantization)
     if load_format == "dummy":
         _fill_randomly(sink, config.plan, seed)
-    else:
-        load_plans([(sink, config.plan)], find_weight_files(model_dir, load_format))
+        return
+    files = find_weight_files(model_dir, load_format, tensorizer_file)
+    if load_format == "npcache":
+        files = numpy_files(files)
+    load_plans([(sink, config.plan)], files, config.quantization)
 
 
-def load_plans(parts: Sequence[tuple[WeightSink, ModelPlan]], files: Sequence[Path]) -> None:
+def load_plans(
+    parts: Sequence[tuple[WeightSink, ModelPlan]],
+    files: Sequence[Path],
+    quantization: Quantization | None = None,
+) -> None:
     """Load the weights of plans that share one checkpoint, and its `TensorNames`.
 
     Raises:
         ValueError: files are damaged, or their tensors are not exactly those of the plans.
     """
-    sources = [(sink, WeightSources(plan)) for sink, plan in parts]
-    canonical = sources[0][1].canonical
-    found: set[str] = set()
-    unexpected: list[str] = []
-    misshapen: list[str] = []
-    integers: list[str] = []
-    quantized = _QuantizedRows()
+    sources = [(sink, WeightSources(plan, quantization)) for sink, plan in parts]
+    first = sources[0][1]
+    check = TensorCheck(files[0].parent)
+    matrices = QuantizedMatrices()
     with Progress("loading weights", sum(file.stat().st_size for file in files)) as progress:
-        for stored_name, tensor in itertools.chain.from_iterable(map(iterate_tensors, files)):
-            name = canonical(stored_name)
+        for file, (stored_name, tensor) in _tensors(files):
+            name = first.canonical(stored_name)
             if name is None:
                 continue
             fills = [(sink, fill) for sink, one in sources for fill in one.fills.get(name, [])]
             if not fills:
-                unexpected.append(stored_name)
-                continue
-            found.add(name)
-            is_plain = all(fill.dequantization is None for _, fill in fills)
-            if is_plain and not tensor.is_floating_point():
-                integers.append(f"{stored_name} ({str(tensor.dtype).removeprefix('torch.')})")
-                continue
-            for sink, fill in fills:
-                if tuple(tensor.shape) == fill.stored_shape:
-                    rows = quantized.rows(name, fill, tensor)
-                    if rows is not None:
-                        sink.put(fill.parameter, fill.start, rows, fill.expert)
-                else:
-                    shapes = f"(is {list(tensor.shape)}, should be {list(fill.stored_shape)})"
-                    misshapen.append(f"{stored_name} {shapes}")
-                    break
+                if not (first.is_extra(name) or _is_zero_bias(first, name, tensor)):
+                    check.add_unexpected(stored_name)
+            elif check.fits(
+                stored_name, name, tensor.shape, dtype_name(tensor), [fill for _, fill in fills]
+            ):
+                for sink, fill in fills:
+                    if fill.matrix is None:
+                        sink.put(fill.parameter, fill.start, fill.rows(tensor), fill.expert)
+                for sink, one in sources:
+                    matrices.add(sink, one.fills.get(name, []), name, tensor, file)
             progress.advance(tensor.nbytes)
-    missing = sorted({name for _, one in sources for name in one.missing(found)})
-    check_tensor_names(files[0].parent, missing, unexpected, misshapen, integers)
+    check.raise_for({name for _, one in sources for name in one.missing(check.found)})
+    matrices.finish()
 
 
-class _QuantizedRows:
-    """Dequantizes rows as soon as all tensors that hold a part of them are read."""
+def _tensors(files: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, Tensor]]]:
+    for file in files:
+        for item in _iterate(file):
+            yield file, item
 
-    def __init__(self) -> None:
-        self._parts: dict[tuple[str, int | None, int], dict[str, Tensor]] = {}
 
-    def rows(self, name: str, fill: Fill, tensor: Tensor) -> Tensor | None:
-        """The rows that the tensor `name` fills; None: another tensor is needed first."""
-        rows: Tensor = fill.rows(tensor)
-        if fill.dequantization is None:
-            return rows
-        key = (fill.parameter, fill.expert, fill.start)
-        parts = self._parts.setdefault(key, {})
-        parts[name] = rows
-        if len(parts) < len(fill.names):
-            return None
-        del self._parts[key]  # parts are views of files
-        dequantized: Tensor = fill.dequantization.dequantize(*(parts[one] for one in fill.names))
-        return dequantized
+def _iterate(file: Path) -> Iterator[tuple[str, Tensor]]:
+    return iterate_numpy_file(file) if is_numpy_file(file) else iterate_tensors(file)
+
+
+def _is_zero_bias(sources: WeightSources, name: str, tensor: Tensor) -> bool:
+    return sources.may_be_zero_bias(name) and not bool(tensor.any())
 
 
 def _fill_randomly(sink: WeightSink, plan: ModelPlan, seed: int) -> None:

@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from taco_worker.kv_scales.scale_names import belongs_to_kv_cache
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.parameters import Fill, fills
+from taco_worker.quant.weight_format import Quantization
 
 
 class WeightSources:
     """The tensors that a plan needs, by their names in the checkpoint."""
 
-    def __init__(self, plan: ModelPlan) -> None:
+    def __init__(self, plan: ModelPlan, quantization: Quantization | None = None) -> None:
+        """Raises ValueError if the checkpoint's format cannot store one of its matrices."""
         self._names = plan.names
+        self._quantization = quantization
         self._fills: dict[str, list[Fill]] = {}
+        self._modules: set[str] = set()
         self._layouts: list[list[set[str]]] = []  # of each parameter: names of its layouts
         for parameter in plan.parameters.values():
             layouts = []
-            for layout in fills(parameter):
-                layouts.append({name for name, _ in layout})
+            for layout in fills(parameter, quantization):
+                layouts.append({name for name, fill in layout if not fill.is_optional})
                 for name, fill in layout:
                     self._fills.setdefault(name, []).append(fill)
+                    if fill.matrix is not None:
+                        self._modules.add(fill.matrix.module)
             self._layouts.append(layouts)
 
     @property
@@ -30,8 +37,21 @@ class WeightSources:
         return self._fills
 
     def canonical(self, stored_name: str) -> str | None:
-        """The name in `fills` of a stored tensor; None: it is not needed."""
+        """The name in `fills` of a stored tensor; None: it is no weight, or not needed."""
+        if belongs_to_kv_cache(stored_name):
+            return None
         return self._names.canonical(stored_name)
+
+    def is_extra(self, name: str) -> bool:
+        """Whether a tensor that fills nothing belongs to the quantization."""
+        return self._quantization is not None and self._quantization.is_extra(name)
+
+    def may_be_zero_bias(self, name: str) -> bool:
+        """Whether a tensor may be a bias that the model lacks.
+
+        Writers of quantized checkpoints add one of zeros to every quantized module.
+        """
+        return name.endswith(".bias") and name.removesuffix(".bias") in self._modules
 
     def missing(self, found: Iterable[str]) -> list[str]:
         """The tensors that are not among the canonical names `found`, sorted.

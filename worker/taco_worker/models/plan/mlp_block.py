@@ -79,6 +79,7 @@ class MoeSpec:
         size: intermediate size of an expert.
         router: modules of the router's linear layer; a checkpoint has one of them.
         gate_up, down: tensors of the experts; alternatives are other layouts of a checkpoint.
+        gate_up_bias, down_bias: likewise.
         correction_bias: stored tensor of `Route.bias`.
         shared: an MLP that every token passes.
         shared_gate: module of one column whose sigmoid is a factor on the shared MLP's output.
@@ -94,8 +95,8 @@ class MoeSpec:
     gate_up: Sequence[Sequence[Source]]
     down: Sequence[Sequence[Source]]
     router_bias: bool = False
-    gate_up_bias: Sequence[Source] | None = None
-    down_bias: Sequence[Source] | None = None
+    gate_up_bias: Sequence[Sequence[Source]] | None = None
+    down_bias: Sequence[Sequence[Source]] | None = None
     correction_bias: str | None = None
     scale: float = 1.0
     num_groups: int = 1
@@ -198,6 +199,6 @@ def _router_logits(b: PlanBuilder, x: Slice, spec: MoeSpec) -> Slice:
 
 
 def _expert_bias(
-    b: PlanBuilder, name: str, shape: tuple[int, int], sources: Sequence[Source] | None
+    b: PlanBuilder, name: str, shape: tuple[int, int], layouts: Sequence[Sequence[Source]] | None
 ) -> str | None:
-    return None if sources is None else b.experts(name, shape, [sources], initial=0.0)
+    return None if layouts is None else b.experts(name, shape, layouts, initial=0.0)

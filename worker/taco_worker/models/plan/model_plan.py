@@ -133,17 +133,6 @@ class ModelPlan:
         return elements_per_token(self.kv_entries)
 
     @property
-    def quantizations(self) -> frozenset[str]:
-        """`quant_method` of config.json: of checkpoints that loading dequantizes."""
-        return frozenset(
-            source.dequantization.method
-            for parameter in self.parameters.values()
-            for layout in parameter.layouts
-            for source in layout
-            if source.dequantization is not None
-        )
-
-    @property
     def has_tied_head(self) -> bool:
         """Whether the logits use the token embeddings."""
         return any(self.embedding_table in op.parameters for op in self.logits)

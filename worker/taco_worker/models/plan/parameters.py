@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from taco_worker.models.plan.dequantization import Dequantization
-from taco_worker.models.plan.views import PlusOne, Shape, View
+from taco_worker.models.plan.views import EveryRow, GroupedRows, PlusOne, Shape, Transpose, View
+from taco_worker.quant.weight_format import Quantization, WeightFormat
 
 EXPERT = "{expert}"
 
@@ -21,14 +21,37 @@ class Source:
             number; without it the tensor holds all experts in its first axis.
         start, count: the rows of the parameter (of each expert) that it fills.
         views: applied to the stored tensor (of each expert) one after another.
-        dequantization: of the viewed tensors, which `name` and its suffixes name.
     """
 
     name: str
     start: int
     count: int
     views: tuple[View, ...] = ()
-    dequantization: Dequantization | None = None
+
+    @property
+    def module(self) -> str:
+        """What the names of a quantized matrix's tensors begin with."""
+        return self.name.removesuffix(".weight")
+
+    def matrix_shape(self, row_shape: Shape) -> Shape:
+        """The shape [n, k] of the stored matrix, as quantized checkpoints have it.
+
+        These store [out, in] where unquantized ones may store the transpose.
+        """
+        shape: Shape = (self.count, *row_shape)
+        for view in reversed(self.matrix_views):
+            shape = view.stored_shape(shape)
+        return shape
+
+    @property
+    def matrix_views(self) -> tuple[View, ...]:
+        """The views of a matrix that is stored as [out, in]."""
+        return tuple(view for view in self.views if not isinstance(view, Transpose))
+
+    @property
+    def selects_rows(self) -> bool:
+        """Whether the views only choose and reorder rows, which may also be those of codes."""
+        return all(isinstance(view, GroupedRows | EveryRow) for view in self.matrix_views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +79,25 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedMatrix:
+    """A matrix that several tensors of a quantized checkpoint store.
+
+    Attributes:
+        module: what the names of its tensors begin with.
+        expert: its index on the first axis of the tensors; None: they hold one matrix.
+    """
+
+    module: str
+    expert: int | None
+    format: WeightFormat
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of its tensors, by suffix."""
+        return {suffix: self.module + suffix for suffix in self.format.tensors}
+
+
+@dataclass(frozen=True, slots=True)
 class Fill:
     """One use of a stored tensor.
 
@@ -63,31 +105,49 @@ class Fill:
         parameter: the parameter that it fills.
         expert: index on the parameter's first axis; None: it has no axis of experts.
         start: first row that it fills.
-        stored_shape: the shape that the stored tensor must have.
-        views: applied to the tensor, or to its part of `expert` if `is_stacked`.
+        stored_shape: the shape that the stored tensor must have; an axis of None has any size.
+        views: applied to the tensor or its part of `expert`, or to the dequantized matrix.
         is_stacked: the tensor holds all experts.
-        dequantization: computes the rows from this and further tensors, or None.
-        names: of all these tensors, in the order that it takes them.
+        matrix: the matrix that this and further tensors store, if it is quantized.
+        dtypes: the types that the tensor may have, by their names in safetensors files; empty: any
+            floating-point type.
+        is_optional: the tensor may be missing.
+        selects_rows: as of `Source`.
     """
 
     parameter: str
     expert: int | None
     start: int
-    stored_shape: Shape
+    stored_shape: tuple[int | None, ...]
     views: tuple[View, ...]
     is_stacked: bool
-    dequantization: Dequantization | None = None
-    names: tuple[str, ...] = ()
+    matrix: QuantizedMatrix | None = None
+    dtypes: tuple[str, ...] = ()
+    is_optional: bool = False
+    selects_rows: bool = False
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether a tensor of this shape can be used."""
+        if len(shape) != len(self.stored_shape):
+            return False
+        return all(
+            wanted in (None, size) for wanted, size in zip(self.stored_shape, shape, strict=True)
+        )
 
     def rows(self, tensor: Any) -> Any:
-        """The rows of the parameter that `tensor` fills, still quantized."""
-        rows = tensor[self.expert] if self.is_stacked else tensor
+        """The rows of the parameter that `tensor` fills; not of a quantized matrix."""
+        return self.viewed(tensor[self.expert] if self.is_stacked else tensor)
+
+    def viewed(self, matrix: Any) -> Any:
+        """The rows of the parameter in the stored matrix."""
         for view in self.views:
-            rows = view.apply(rows)
-        return rows
+            matrix = view.apply(matrix)
+        return matrix
 
 
-def fills(parameter: Parameter) -> Iterator[list[tuple[str, Fill]]]:
+def fills(
+    parameter: Parameter, quantization: Quantization | None = None
+) -> Iterator[list[tuple[str, Fill]]]:
     """For each layout, every tensor name with what it fills."""
     experts = [None] if parameter.num_experts is None else range(parameter.num_experts)
     for layout in parameter.layouts:
@@ -95,34 +155,50 @@ def fills(parameter: Parameter) -> Iterator[list[tuple[str, Fill]]]:
             named
             for source in layout
             for expert in experts
-            for named in _fills(parameter, source, expert)
+            for named in _fills(parameter, source, expert, quantization)
         ]
 
 
-def _fills(parameter: Parameter, source: Source, expert: int | None) -> Iterator[tuple[str, Fill]]:
+def weight_format(
+    source: Source, expert: int | None, row_shape: Shape, quantization: Quantization | None
+) -> WeightFormat | None:
+    """The format of a source's matrix (of one expert) of rows of `row_shape`, if it has one."""
+    if quantization is None:
+        return None
+    shape = source.matrix_shape(row_shape)
+    module = source.module.replace(EXPERT, str(expert))
+    return quantization.format_of(module, *shape) if len(shape) == 2 else None
+
+
+def _fills(
+    parameter: Parameter, source: Source, expert: int | None, quantization: Quantization | None
+) -> Iterator[tuple[str, Fill]]:
     row_shape = parameter.shape[1:] if expert is None else parameter.shape[2:]
-    name = source.name.replace(EXPERT, str(expert))
-    names: tuple[str, ...] = (name,)
-    shapes: tuple[Shape, ...] = ((source.count, *row_shape),)
-    if source.dequantization is not None:
-        names = tuple(name + suffix for suffix in source.dequantization.suffixes)
-        shapes = source.dequantization.stored_shapes(shapes[0])
     is_stacked = expert is not None and EXPERT not in source.name
-    for name, shape in zip(names, shapes, strict=True):
+    stack: Shape = (parameter.shape[0],) if is_stacked else ()
+    format_ = weight_format(source, expert, row_shape, quantization)
+    if format_ is None:
+        shape: Shape = (source.count, *row_shape)
         for view in reversed(source.views):
             shape = view.stored_shape(shape)
-        if is_stacked:
-            shape = (parameter.shape[0], *shape)
-        yield (
-            name,
-            Fill(
-                parameter.name,
-                expert,
-                source.start,
-                shape,
-                source.views,
-                is_stacked,
-                source.dequantization,
-                names,
-            ),
+        name = source.name.replace(EXPERT, str(expert))
+        stored = (*stack, *shape)
+        views = source.views
+        yield name, Fill(parameter.name, expert, source.start, stored, views, is_stacked)
+        return
+    module = source.module.replace(EXPERT, str(expert))
+    matrix = QuantizedMatrix(module, expert if is_stacked else None, format_)
+    for suffix, tensor in format_.tensors.items():
+        fill = Fill(
+            parameter.name,
+            expert,
+            source.start,
+            (*stack, *tensor.shape),
+            source.matrix_views,
+            is_stacked,
+            matrix,
+            tensor.dtypes,
+            tensor.is_optional,
+            source.selects_rows,
         )
+        yield module + suffix, fill

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.decoder_block import LAYER, decoder
 from taco_worker.models.plan.llama_block import llama_spec
-from taco_worker.models.plan.mlp_block import MoeSpec
+from taco_worker.models.plan.mlp_block import MoeSpec, expert_layouts
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.recipes.granite import with_factors
@@ -20,6 +20,8 @@ _DOWN = (f"{_MOE}.output_linear.weight", f"{_MOE}.experts.down_proj")
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     bias = fields.flag("attention_bias", default=False)
     size, hidden_size = fields.size("intermediate_size"), fields.size("hidden_size")
+    # Files of other formats have the matrices of each expert.
+    gate_up, down = expert_layouts(f"{_MOE}.experts", size, hidden_size)
     mixture = MoeSpec(
         fields.size("num_local_experts", default=8),
         fields.size("num_experts_per_tok", default=2),
@@ -28,8 +30,8 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         "softmax_topk",
         renormalize=False,
         router=_ROUTERS,
-        gate_up=[[Source(name, 0, 2 * size)] for name in _GATE_UP],
-        down=[[Source(name, 0, hidden_size)] for name in _DOWN],
+        gate_up=[*([Source(name, 0, 2 * size)] for name in _GATE_UP), gate_up[0]],
+        down=[*([Source(name, 0, hidden_size)] for name in _DOWN), down[0]],
     )
     spec = llama_spec(
         fields,

@@ -1,0 +1,1 @@
+"""The files that `taco_llm convert` writes."""
