@@ -29,14 +29,26 @@ def load_step_model(
     *,
     dtype: str = "float32",
     quantization: str | None = None,
+    quantized_activations: str = "auto",
+    quantize_lm_head: bool = False,
     kv_cache_dtype: str = "auto",
+    quantization_param_path: str | None = None,
     load_format: str = "auto",
     num_threads: int = 2,
 ) -> StepModel:
     model = ModelConfig(
-        model=str(path), dtype=dtype, quantization=quantization, load_format=load_format
+        model=str(path),
+        dtype=dtype,
+        quantization=quantization,
+        quantized_activations=quantized_activations,
+        quantize_lm_head=quantize_lm_head,
+        load_format=load_format,
     )
-    config = WorkerConfig(model=model, kv_cache_dtype=kv_cache_dtype)
+    config = WorkerConfig(
+        model=model,
+        kv_cache_dtype=kv_cache_dtype,
+        quantization_param_path=quantization_param_path,
+    )
     transfers = Transfers(torch.device("cpu"))
     return model_loading.load_step_model(config, kernels_for(serves, num_threads), transfers)[1]
 

@@ -12,7 +12,12 @@ from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker import startup_checks
 from taco_worker.models.registry import supported_architectures
-from taco_worker.startup_checks import check_memory, check_model, num_parameters
+from taco_worker.startup_checks import (
+    check_activations,
+    check_memory,
+    check_model,
+    num_parameters,
+)
 
 
 @pytest.fixture
@@ -67,8 +72,8 @@ def test_bad_json(checkpoint: Path) -> None:
 
 
 def test_a_quantized_checkpoint(checkpoint: Path) -> None:
-    rewrite_config(checkpoint, quantization_config={"quant_method": "awq"})
-    assert "quantized (awq), which is not supported" in refusal(checkpoint)
+    rewrite_config(checkpoint, quantization_config={"quant_method": "none-such"})
+    assert "quantized (none-such), which is not supported" in refusal(checkpoint)
 
 
 def test_missing_weights(checkpoint: Path) -> None:
@@ -126,6 +131,37 @@ def test_an_index_names_files(checkpoint: Path, named: str) -> None:
 def test_an_empty_bin_file(checkpoint: Path) -> None:
     (checkpoint / "pytorch_model.bin").touch()
     assert "are empty: pytorch_model.bin" in refusal(checkpoint, load_format="pt")
+
+
+def _activations(checkpoint: Path, device: str = "cpu", **wanted: Any) -> None:
+    model = ModelConfig(model=str(checkpoint), **wanted)
+    check_activations(WorkerConfig(model=model, device=device), check_model(model))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({}, "needs quantized weights, and the model has none"),
+        ({"quantization": "fp8", "dtype": "float32"}, "with float32 the weights are dequantized"),
+        ({"quantization": "fp8", "dtype": "half"}, "with float32 the weights are dequantized"),
+        ({"quantization": "fp8", "dtype": "bfloat16"}, "do not multiply int8 activations: int8 n"),
+        ({"quantization": "bitsandbytes", "dtype": "bfloat16"}, "do not multiply int8 activations"),
+        ({"quantization": "fp8", "dtype": "float32", "load_format": "dummy"}, None),
+        ({"quantization": "int8"}, None),
+        ({"quantization": "tpu_int8", "quantized_activations": "bfloat16"}, "leave out quantized_"),
+        ({"quantized_activations": "bfloat16"}, None),
+        ({"device": "cuda"}, None),
+    ],
+)
+def test_quantized_activations(
+    checkpoint: Path, wanted: dict[str, Any], message: str | None
+) -> None:
+    settings = {"quantized_activations": "int8", **wanted}
+    if message is None:
+        _activations(checkpoint, **settings)
+        return
+    with pytest.raises(ConfigurationError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
+        _activations(checkpoint, **settings)
 
 
 @pytest.mark.parametrize(

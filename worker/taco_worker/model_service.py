@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from taco_common.admin import serving_admin
+from taco_common.free_memory import return_free_memory
 from taco_common.logging import configure_logging
 from taco_common.tls import Role
 from taco_proto.config import DrafterConfig, WorkerConfig
@@ -174,5 +175,6 @@ def _load(load: Callable[[], Model]) -> Model:
     finally:
         gc.enable()
     gc.collect()
+    return_free_memory()
     gc.freeze()  # and need not visit it during steps either
     return model

@@ -5,23 +5,38 @@ They take milliseconds. The worker repeats them, and more, after its start.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
+from taco_kernels.code_layout import RowSegment
 from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.devices.byte_units import gibibytes
 from taco_worker.devices.cpu_memory import available_cpu_memory
 from taco_worker.devices.gpu_presence import runs_on_cpu
+from taco_worker.kv_scales.checkpoint_scales import check_checkpoint_scales
+from taco_worker.kv_scales.scales_file import read_scales_file
+from taco_worker.kv_scales.stored_kv_cache import FLOAT8_NAMES, wanted_kv_cache_dtype
+from taco_worker.models.code_segments import CodeSegment, code_segments
 from taco_worker.models.config import ModelConfig, load_hf_config
-from taco_worker.models.load_format import load_format_of
+from taco_worker.models.converted.header import read_header
+from taco_worker.models.int8_activations import check_int8_activations
+from taco_worker.models.load_format import (
+    LOAD_FORMATS_WITHOUT_CODES,
+    load_format_of,
+    tensorizer_file_of,
+)
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.weight_files import check_weight_files
+from taco_worker.quant.activations import check_quantized_activations
+from taco_worker.quant.registry import stored_as
 
 # Bytes per element on a CPU. An explicit float16 is computed in float32; auto takes bfloat16.
 _DTYPE_BYTES = {"half": 4, "float16": 4, "bfloat16": 2, "float": 4, "float32": 4}
-_KV_DTYPE_BYTES = {**_DTYPE_BYTES, "int8": 1, "fp8": 1, "fp8_e4m3": 1}
+_CODED_BYTES = _DTYPE_BYTES["bfloat16"]  # of the models that keep codes
+_KV_DTYPE_BYTES = {**_DTYPE_BYTES, **dict.fromkeys(("int8", *FLOAT8_NAMES), 1)}
 
 
 def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig:
@@ -46,6 +61,9 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
             config_format=wanted.config_format,
             hf_overrides=wanted.hf_overrides,
             disable_sliding_window=wanted.disable_sliding_window,
+            quantization=wanted.quantization,
+            load_format=load_format,
+            tensorizer_file=tensorizer_file_of(wanted),
         )
         limit = model.plan.max_position_embeddings
         if wanted.max_model_len is not None and wanted.max_model_len > limit:
@@ -54,7 +72,11 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
                 "model allows"
             )
         if has_weights and Path(wanted.model).expanduser().is_dir():
-            check_weight_files(directory, model, load_format)
+            check_weight_files(directory, model, load_format, tensorizer_file_of(wanted))
+            if load_format == "sharded_state":
+                read_header(directory).check_choices(
+                    wanted.quantization, wanted.quantized_activations, wanted.quantize_lm_head
+                )
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     return model
@@ -72,22 +94,106 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
     if not runs_on_cpu(config.device):
         return
     dtype_bytes = _DTYPE_BYTES.get(_cpu_dtype(config.model, model), 4)
-    matrix_bytes = 1 if config.model.quantization == "int8" else dtype_bytes
-    # The embeddings stay in the memory-mapped file unless they are tied to the LM head.
+    matrix_bytes = 1 if stored_as(config.model.quantization) == "int8" else dtype_bytes
     plan = model.plan
-    embeddings = 0 if plan.has_tied_head else prod(plan.parameters[plan.embedding_table].shape)
-    weights = (num_parameters(plan) - embeddings) * matrix_bytes
-    kv_bytes = _KV_DTYPE_BYTES.get(config.kv_cache_dtype, dtype_bytes)
+    coded: Mapping[str, Sequence[CodeSegment]] = {}
+    if matrix_bytes == _CODED_BYTES:
+        coded = code_segments(plan, model.quantization, model.online_quantization)
+    # Workers share the memory of a converted file.
+    shared = _converted_bytes(config.model, model)
+    weights = _weight_bytes(plan, matrix_bytes, coded) if shared is None else 0
+    kv_dtype = wanted_kv_cache_dtype(config.kv_cache_dtype, model.stored_kv_cache)
+    kv_bytes = _KV_DTYPE_BYTES.get(kv_dtype, dtype_bytes)
     num_tokens = (config.num_blocks or 0) * config.block_size
     blocks = num_tokens * plan.kv_elements_per_token * kv_bytes
     available = available_cpu_memory()
-    if count * (weights + blocks) > available:
+    if (shared or 0) + count * (weights + blocks) > available:
         workers = "" if count == 1 else f" of each of {count} workers"
         with_blocks = f" and {config.num_blocks} KV blocks {gibibytes(blocks)}" if blocks else ""
         raise ConfigurationError(
-            f"the weights{workers} take {gibibytes(weights)}{with_blocks}, and only "
+            f"the weights{workers} take {gibibytes(shared or weights)}{with_blocks}, and only "
             f"{gibibytes(available)} of memory are available"
         )
+
+
+def check_activations(config: WorkerConfig, model: ModelConfig) -> None:
+    """Check `quantized_activations` of a worker on a CPU.
+
+    Raises:
+        ConfigurationError: it contradicts the model or the other settings.
+    """
+    wanted = config.model
+    if not runs_on_cpu(config.device) or wanted.load_format in LOAD_FORMATS_WITHOUT_CODES:
+        return
+    dtype = _cpu_dtype(wanted, model)
+    try:
+        check_quantized_activations(
+            wanted.quantized_activations,
+            wanted.quantization,
+            dtype="bfloat16" if _DTYPE_BYTES.get(dtype) == _CODED_BYTES else "float32",
+            has_codes=model.has_codes,
+        )
+        if wanted.quantized_activations == "int8" and stored_as(wanted.quantization) is None:
+            check_int8_activations(
+                model.plan,
+                code_segments(model.plan, model.quantization, model.online_quantization),
+            )
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def check_kv_scales(config: WorkerConfig, model: ModelConfig, *, has_weights: bool = True) -> None:
+    """Check the file with scales of a float8 KV cache, or the checkpoint's scales by its headers.
+
+    Raises:
+        ConfigurationError: scales are missing, of another model, or invalid.
+    """
+    name = wanted_kv_cache_dtype(config.kv_cache_dtype, model.stored_kv_cache)
+    if name not in FLOAT8_NAMES:
+        return
+    try:
+        if config.quantization_param_path is None and model.stored_kv_cache is not None:
+            model.stored_kv_cache.check_scales()
+        if config.quantization_param_path is not None:
+            read_scales_file(Path(config.quantization_param_path), model, FLOAT8_NAMES[name])
+        elif has_weights and Path(config.model.model).expanduser().is_dir():
+            stored = model.stored_kv_cache
+            if stored is None or stored.has_entry_scales:
+                check_checkpoint_scales(
+                    model.directory,
+                    model,
+                    load_format_of(config.model),
+                    tensorizer_file_of(config.model),
+                )
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _converted_bytes(wanted: WantedModel, model: ModelConfig) -> int | None:
+    """The size of converted matrices; None: they are not converted."""
+    try:
+        if load_format_of(wanted) != "sharded_state" or not model.directory.is_dir():
+            return None
+        return read_header(model.directory).num_matrix_bytes
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _weight_bytes(
+    plan: ModelPlan, matrix_bytes: int, coded: Mapping[str, Sequence[CodeSegment]]
+) -> int:
+    # Other embeddings stay in the memory-mapped file unless they are tied to the LM head.
+    mapped = set() if plan.has_tied_head else {plan.embedding_table} - coded.keys()
+    num_bytes = 0
+    for name, parameter in plan.parameters.items():
+        *several, columns = parameter.shape
+        if segments := coded.get(name):
+            rows = [RowSegment(segment.count, segment.layout) for segment in segments]
+            num_experts = prod(several[:-1])
+            num_bytes += num_experts * sum(segment.nbytes(columns) for segment in rows)
+        elif several and name not in mapped:
+            num_bytes += prod(parameter.shape) * matrix_bytes
+    return num_bytes
 
 
 def num_parameters(plan: ModelPlan) -> int:

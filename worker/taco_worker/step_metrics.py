@@ -35,7 +35,7 @@ class StepMetrics:
 
     def begin(self, plan: StepPlan) -> float:
         """Count a planned step; pass the result to `end`."""
-        self.num_computed += int(plan.num_tokens.sum())
+        self.num_computed += sum(plan.num_tokens.tolist())
         return perf_counter()
 
     def end(self, begun: float, output: StepOutput) -> None:

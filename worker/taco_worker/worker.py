@@ -24,6 +24,7 @@ from taco_worker.batch.token_table import make_token_table
 from taco_worker.devices.byte_units import mebibytes
 from taco_worker.devices.selection import find_device
 from taco_worker.devices.transfers import Transfers
+from taco_worker.execution.decode_steps import make_decode_steps
 from taco_worker.execution.launched_step import LaunchedStep
 from taco_worker.execution.model_runner import ModelRunner
 from taco_worker.grammars.compiler import GrammarCompiler
@@ -166,6 +167,7 @@ class Worker:
             self._matchers,
             grammar_drafter,
             self._processors,
+            make_decode_steps(self._model, self._batch),
         )
         self.info = replace(
             _describe(config, model_config, max_model_len, num_blocks),

@@ -22,6 +22,8 @@ TYPES = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int8, int8 KV": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "fp8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+    "fp8_e5m2 KV": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"},
 }
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=5, logprobs=3)
 PROMPT = random.Random(0).sample(range(3, 380), 70)

@@ -39,6 +39,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8, int8 KV": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "fp8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
 }
 SEQUENCES = dict(zip("abc", token_sequences((52, 3, 40)), strict=True))
 # Options that are set in no variant as it is.

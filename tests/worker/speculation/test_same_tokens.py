@@ -159,15 +159,15 @@ async def test_every_recipe_on_the_cpu_kernels(
 
 
 @pytest.mark.usefixtures("every_draft_is_verified")
-@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "int8", "fp8"])
 async def test_other_number_formats(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = plant_outliers(make_checkpoint(tmp_path / "model"))
     model: dict[str, Any] = {"dtype": "float32"} if kind == "float32" else {"quantization": "int8"}
     wanted = config(path, **model)
-    if kind == "int8":
-        wanted = replace(wanted, kv_cache_dtype="int8")
+    if kind != "float32":
+        wanted = replace(wanted, kv_cache_dtype=kind)
     await check(wanted, monkeypatch)
 
 

@@ -11,6 +11,7 @@ from support.architectures.qwen2_vl import reference_of_inputs
 from support.architectures.variant import token_sequences
 from support.architectures.variants import VARIANTS
 from support.paged import GivenTokens, PagedRunner
+from taco_kernels.kv_format import KVFormat
 from taco_worker.attention.backend import create_attention_backend
 from taco_worker.backends.torch.cuda_graphs import CudaGraphs
 from taco_worker.backends.torch.plan_network import PlanNetwork
@@ -33,7 +34,7 @@ def load_on_triton(path: Path, graphs: CudaGraphs | None = None) -> TorchModel:
         Transfers(cpu),
         description="triton",
         sampling=sampling,
-        kv_dtype=torch.float32,
+        kv_format=KVFormat(torch.float32),
         graphs=graphs,
     )
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+import torch
+
 from taco_kernels.library import CpuKernels
+from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_worker.devices.transfers import Transfers
+from taco_worker.kv_scales.kv_cache_format import choose_kv_format
+from taco_worker.models.code_segments import code_segments
 from taco_worker.models.config import ModelConfig, load_hf_config
-from taco_worker.models.dtypes import resolve_dtype, resolve_kv_dtype
+from taco_worker.models.converted.header import PackedHeader, read_header
+from taco_worker.models.dtypes import dtype_name, resolve_dtype
 from taco_worker.models.hub import resolve_model
-from taco_worker.models.load_format import load_format_of
+from taco_worker.models.load_format import (
+    LOAD_FORMATS_WITHOUT_CODES,
+    load_format_of,
+    tensorizer_file_of,
+)
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_loading import load_weights
+from taco_worker.quant.activations import check_quantized_activations
+from taco_worker.quant.registry import stored_as
 
-_QUANTIZATIONS = (None, "int8")
+logger = logging.getLogger("taco.worker")
 
 
 def load_step_model(
@@ -27,8 +40,6 @@ def load_step_model(
     """
     wanted = config.model
     load_format = load_format_of(wanted)
-    if wanted.quantization not in _QUANTIZATIONS:
-        raise ValueError(f"unknown quantization {wanted.quantization!r}; known: int8")
     model_dir = resolve_model(
         wanted.model,
         revision=wanted.revision,
@@ -43,22 +54,37 @@ def load_step_model(
         config_format=wanted.config_format,
         hf_overrides=wanted.hf_overrides,
         disable_sliding_window=wanted.disable_sliding_window,
+        quantization=wanted.quantization,
+        load_format=load_format,
+        tensorizer_file=tensorizer_file_of(wanted),
     )
+    header: PackedHeader | None = None
     dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, transfers.device)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, transfers.device)
+    if load_format == "sharded_state":
+        header = read_header(model_dir)
+        if kernels is None:
+            raise ValueError("load format sharded_state needs the CPU kernels")
+        header.check_choices(
+            wanted.quantization, wanted.quantized_activations, wanted.quantize_lm_head
+        )
+        if wanted.dtype == "auto":
+            dtype = resolve_dtype(header.dtype, None, transfers.device)
+    kv_format = choose_kv_format(config, model, load_format, dtype, transfers.device)
     # Each back end is imported only where it runs.
     if kernels is None:
         from taco_worker.backends.torch.torch_loading import load_torch_model
 
-        if wanted.quantization is not None:
-            raise ValueError(f"quantization {wanted.quantization} needs the CPU kernels")
+        if wanted.quantize_lm_head:
+            raise ValueError("quantize_lm_head needs the CPU kernels")
+        if wanted.quantized_activations == "int8":
+            raise ValueError("quantized_activations int8 needs the CPU kernels")
         return model, load_torch_model(
             config,
             model_dir,
             model,
             transfers,
             dtype=dtype,
-            kv_dtype=kv_dtype,
+            kv_format=kv_format,
             load_format=load_format,
         )
     if config.attention_backend is not None:
@@ -70,6 +96,60 @@ def load_step_model(
     from taco_worker.backends.cpu.cpu_model import CpuModel
     from taco_worker.backends.cpu.cpu_weights import CpuWeights
 
-    weights = CpuWeights(model.plan, kernels, dtype=dtype, quantization=wanted.quantization)
-    load_weights(weights, model_dir, model, load_format=load_format, seed=wanted.seed)
-    return model, CpuModel(model.plan, kernels, weights, kv_dtype=kv_dtype)
+    if header is not None:
+        from taco_worker.backends.cpu.packed_weights import map_weights
+
+        weights = CpuWeights(
+            model.plan,
+            kernels,
+            dtype=dtype,
+            quantization=stored_as(header.quantization),
+            quantizes_lm_head=header.quantize_lm_head,
+            codes=header.codes,
+            activations=header.quantized_activations,
+        )
+        map_weights(weights, model.architecture, model_dir, header)
+    else:
+        _check_codes(wanted, model, dtype)
+        weights = CpuWeights(
+            model.plan,
+            kernels,
+            dtype=dtype,
+            quantization=stored_as(wanted.quantization),
+            quantizes_lm_head=wanted.quantize_lm_head,
+            codes=None  # random weights
+            if load_format == "dummy"
+            else code_segments(model.plan, model.quantization, model.online_quantization),
+            activations=wanted.quantized_activations,
+        )
+        load_weights(
+            weights,
+            model_dir,
+            model,
+            load_format=load_format,
+            seed=wanted.seed,
+            tensorizer_file=tensorizer_file_of(wanted),
+        )
+    return model, CpuModel(model.plan, kernels, weights, kv_format=kv_format)
+
+
+def _check_codes(wanted: WantedModel, model: ModelConfig, dtype: torch.dtype) -> None:
+    """Check what multiplies the codes of a model on the CPU kernels, if it keeps them.
+
+    Raises:
+        ValueError: `quantized_activations` contradicts the model or the other settings.
+    """
+    if wanted.load_format in LOAD_FORMATS_WITHOUT_CODES:
+        return
+    check_quantized_activations(
+        wanted.quantized_activations,
+        wanted.quantization,
+        dtype=dtype_name(dtype),
+        has_codes=model.has_codes,
+    )
+    if model.has_codes and dtype != torch.bfloat16:
+        logger.warning(
+            "the quantized weights are dequantized to %s: with --dtype bfloat16 they keep their "
+            "size",
+            dtype_name(dtype),
+        )

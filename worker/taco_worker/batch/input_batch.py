@@ -93,7 +93,7 @@ class InputBatch:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
-        self._num_kv_blocks = num_blocks
+        self.num_kv_blocks = num_blocks
         self._vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.tokens = tokens
@@ -255,8 +255,8 @@ class InputBatch:
         self._check_blocks(joined.block_ids)
 
     def _check_blocks(self, block_ids: IntArray) -> None:
-        if block_ids.size and (block_ids.min() < 0 or block_ids.max() >= self._num_kv_blocks):
-            raise PlanError(f"a block id is not in 0 to {self._num_kv_blocks - 1}")
+        if block_ids.size and (block_ids.min() < 0 or block_ids.max() >= self.num_kv_blocks):
+            raise PlanError(f"a block id is not in 0 to {self.num_kv_blocks - 1}")
 
     def _check_slots(
         self, slots: IntArray, what: str, *, occupied: bool, unique: bool = True

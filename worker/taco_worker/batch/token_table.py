@@ -49,23 +49,27 @@ def make_token_table(max_num_seqs: int, max_model_len: int, transfers: Transfers
 
 
 class HostTokenTable:
-    """A table in host memory: numpy's indexing costs a fraction of torch's."""
+    """A table in host memory: numpy's indexing costs a fraction of torch's.
+
+    Attributes:
+        array: shares the memory of `data`.
+    """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self.data = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
-        self._array: IntArray = self.data.numpy()
+        self.array: IntArray = self.data.numpy()
 
     def put(self, slots: IntArray, starts: IntArray, ends: IntArray, token_ids: IntArray) -> None:
         place = 0
         for slot, start, end in zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True):
-            self._array[slot, start:end] = token_ids[place : place + end - start]
+            self.array[slot, start:end] = token_ids[place : place + end - start]
             place += end - start
 
     def at(self, slots: IntArray, positions: IntArray) -> Tensor:
-        return torch.from_numpy(self._array[slots, positions])
+        return torch.from_numpy(self.array[slots, positions])
 
     def write(self, slots: IntArray, positions: IntArray, token_ids: Tensor) -> None:
-        self._array[slots, positions] = np.maximum(token_ids.numpy(), 0)
+        self.array[slots, positions] = np.maximum(token_ids.numpy(), 0)
 
 
 class DeviceTokenTable:

@@ -9,6 +9,7 @@ import torch
 from taco_worker.devices.byte_units import gibibytes
 
 _BF16_CAPABILITY = (8, 0)
+_E4M3_CAPABILITY = (8, 9)
 
 
 def find_device(name: str) -> torch.device:
@@ -38,6 +39,16 @@ def check_dtype(dtype: torch.dtype, name: str, capability: tuple[int, int]) -> N
         raise ValueError(
             f"{name} (compute capability {capability[0]}.{capability[1]}) has no bfloat16, which "
             f"needs {_BF16_CAPABILITY[0]}.{_BF16_CAPABILITY[1]}: use --dtype float16"
+        )
+
+
+def check_kv_dtype(kv_dtype: torch.dtype, name: str, capability: tuple[int, int]) -> None:
+    """Raises ValueError if the GPU is too old for the dtype of the KV cache."""
+    if kv_dtype == torch.float8_e4m3fn and capability < _E4M3_CAPABILITY:
+        raise ValueError(
+            f"{name} (compute capability {capability[0]}.{capability[1]}) has no fp8_e4m3, which "
+            f"needs {_E4M3_CAPABILITY[0]}.{_E4M3_CAPABILITY[1]}: use --kv-cache-dtype int8 or "
+            "fp8_e5m2"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -128,7 +129,7 @@ class LaunchedStep:
         slots, tokens = _joined([part.slots for part in self._parts]), _joined(token_ids)
         failures = {slot: e for part in self._parts for slot, e in part.failures.items()}
         failed_prompts = [slot for each in columns for slot in each.failed]
-        errors = _row_errors(slots, tokens, verified, failed_prompts, failures)
+        errors = find_row_errors(slots, tokens, verified, failed_prompts, failures)
         if own_errors := [error for part in self._parts for error in part.errors]:
             # One a slot, the first: its processor and its grammar may both fail.
             first = {error.slot: error for error in reversed([*own_errors, *errors])}
@@ -180,12 +181,12 @@ def _rows_with_nan(columns: LogprobColumns) -> list[bool]:
     return [bool(np.isnan(logprobs).any()) for _, logprobs, _ in columns.rows()]
 
 
-def _row_errors(
+def find_row_errors(
     slots: IntArray,
     token_ids: IntArray,
-    verified: Verified | None,
-    failed_prompts: list[int],
-    failures: Mapping[int, RowError],
+    verified: Verified | None = None,
+    failed_prompts: Sequence[int] = (),
+    failures: Mapping[int, RowError] = MappingProxyType({}),
 ) -> tuple[RowError, ...]:
     """Errors of the sequences that no token continues or whose prompt has no log probabilities."""
     errors: dict[int, RowError] = {}

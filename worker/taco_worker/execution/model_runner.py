@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from taco_kernels.native.draft_verification import accept
-from taco_proto.steps import EMPTY, IntArray, StepPlan
+from taco_proto.steps import EMPTY, IntArray, StepOutput, StepPlan
 from taco_worker.batch.input_batch import InputBatch, StepRows
 from taco_worker.batch.prompt_logprobs import PromptLogprobRows, find_prompt_logprob_rows
 from taco_worker.batch.step_input import last_of_each, make_input, output_tokens
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
+from taco_worker.execution.decode_steps import DecodeSteps
 from taco_worker.execution.forced_outputs import ForcedOutputs, find_forced_outputs
 from taco_worker.execution.launched_step import (
     KeptTokens,
@@ -49,8 +50,7 @@ _NOT_GREEDY = int(~(Feature.LOGPROBS | Feature.PROMPT_LOGPROBS | Feature.GRAMMAR
 class ModelRunner:
     """Runs the steps of one model and its batch. Not thread safe.
 
-    On a GPU a step is launched without waiting. The next step can be launched at once and reads
-    this step's tokens on the device.
+    On a GPU a step is launched without waiting, and the next one reads its tokens on the device.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class ModelRunner:
         matchers: SlotMatchers | None = None,
         grammar_drafter: GrammarDrafter | None = None,
         processors: SlotProcessors | None = None,
+        decode_steps: DecodeSteps | None = None,
     ) -> None:
         """
         Args:
@@ -73,6 +74,7 @@ class ModelRunner:
             matchers: follow the sequences with a grammar; None: no sequence has one.
             grammar_drafter: drafts forced tokens where no speculator does; None: nothing does.
             processors: follow the sequences with logits processors; None: no sequence has one.
+            decode_steps: run usual steps at less cost for the host, unless there is a speculator.
         """
         self._model = model
         self._batch = batch
@@ -82,17 +84,24 @@ class ModelRunner:
         self._matchers = matchers
         self._grammar_drafter = grammar_drafter
         self._processors = processors
+        self._decode_steps = None if speculator is not None else decode_steps
         self._sampler = Sampler(
             batch.sampling, batch.tokens.data, model.sampling, transfers, typical
         )
 
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Launch a step.
+    def launch(self, plan: StepPlan) -> LaunchedStep | StepOutput:
+        """Launch a step, or run it at once and return its output.
 
         Raises:
             PlanError: the plan does not fit the batch or the tiers.
         """
+        output = None
+        if self._decode_steps is not None and not self._matchers and not self._processors:
+            output = self._decode_steps.run(plan)
+        return self._launch(plan) if output is None else output
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         if plan.copies is not None:
             self._host_store.check(plan.copies)
         rows = self._batch.apply(plan)

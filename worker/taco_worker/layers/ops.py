@@ -6,16 +6,30 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch.nn.functional as F
 from torch import Tensor
 
+from taco_kernels.kv_format import EIGHT_BIT_DTYPES, quantize, quantize_rows
+from taco_kernels.packed_codes import PackedCodes, PackedExperts
 from taco_kernels.reference import activation, elementwise, experts, norm, rotary, routing
 from taco_kernels.reference.activation import ALPHA
 from taco_kernels.reference.rotary import RotaryStyle
 from taco_kernels.router import Router
+from taco_worker.attention.kv_cache import Scale
+from taco_worker.attention.step_plans import indexable
 
 
 class LayerOps(Protocol):
-    """All operations of a layer except matrix products and attention."""
+    """All operations of a layer except products with numbers, and attention."""
+
+    def multiply_codes(self, x: Tensor, weight: PackedCodes, bias: Tensor | None) -> Tensor:
+        """x W^T + b, [num_tokens, n] in x's dtype.
+
+        Args:
+            x: [num_tokens, k].
+            weight: [n, k]; bias: [n].
+        """
+        ...
 
     def rms_norm(
         self,
@@ -126,6 +140,8 @@ class LayerOps(Protocol):
         offset: int = 0,
         style: RotaryStyle = "half",
         sections: Sequence[int] = (),
+        key_scale: Scale = 1.0,
+        value_scale: Scale = 1.0,
     ) -> None:
         """Rotate the query in place; write rotated keys and values into the cache.
 
@@ -135,6 +151,9 @@ class LayerOps(Protocol):
             key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim].
             kv_slot_mapping: int64 [num_tokens]. -1 marks padding of a CUDA graph replay, which is
                 not written.
+            key_scale, value_scale: of a cache of 8 bits. A number: the cache holds the quotients;
+                a tensor [num_blocks, block_size, num_kv_heads]: it gets a scale for each head, with
+                which the head's greatest number becomes the dtype's.
         """
         ...
 
@@ -145,8 +164,14 @@ class LayerOps(Protocol):
         key_cache: Tensor,
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
+        *,
+        key_scale: Scale = 1.0,
+        value_scale: Scale = 1.0,
     ) -> None:
-        """Write keys and values into the cache; without values for a latent entry."""
+        """Write keys and values into the cache; without values for a latent entry.
+
+        Scales are those of `rotate_and_write_kv`.
+        """
         ...
 
     def route(
@@ -168,8 +193,8 @@ class LayerOps(Protocol):
         x: Tensor,
         ids: Tensor,
         weights: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Tensor | PackedExperts,
+        down: Tensor | PackedExperts,
         *,
         activation: str,
         alpha: float,
@@ -183,7 +208,7 @@ class LayerOps(Protocol):
             x: [num_tokens, hidden_size].
             ids, weights: of `route`.
             gate_up: [num_experts, 2 * intermediate_size, hidden_size], the gate's rows first.
-            down: [num_experts, out_size, intermediate_size].
+            down: [num_experts, out_size, intermediate_size], codes if gate_up is.
             activation, alpha, limit: as in `taco_kernels.reference.activation.act_mul`.
             gate_up_bias, down_bias: [num_experts, rows of the matrix].
         """
@@ -192,6 +217,9 @@ class LayerOps(Protocol):
 
 class TorchOps:
     """`LayerOps` in torch, for any device; the reference of the fused kernels."""
+
+    def multiply_codes(self, x: Tensor, weight: PackedCodes, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight.values().to(x.dtype), bias)
 
     def rms_norm(
         self,
@@ -273,10 +301,20 @@ class TorchOps:
         offset: int = 0,
         style: RotaryStyle = "half",
         sections: Sequence[int] = (),
+        key_scale: Scale = 1.0,
+        value_scale: Scale = 1.0,
     ) -> None:
         cos, sin = rotary.gather_angles(cos_sin, positions, sections)
         turned = rotary.apply_rotary(key, cos, sin, offset=offset, style=style)
-        self.write_kv(turned, value, key_cache, value_cache, kv_slot_mapping)
+        self.write_kv(
+            turned,
+            value,
+            key_cache,
+            value_cache,
+            kv_slot_mapping,
+            key_scale=key_scale,
+            value_scale=value_scale,
+        )
         query.copy_(rotary.apply_rotary(query, cos, sin, offset=offset, style=style))
 
     def write_kv(
@@ -286,12 +324,15 @@ class TorchOps:
         key_cache: Tensor,
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
+        *,
+        key_scale: Scale = 1.0,
+        value_scale: Scale = 1.0,
     ) -> None:
         block_size = key_cache.shape[1]
         index = (kv_slot_mapping // block_size, kv_slot_mapping % block_size)
-        key_cache.index_put_(index, key.to(key_cache.dtype))
+        _store(key, key_cache, key_scale, index)
         if value is not None:
-            value_cache.index_put_(index, value.to(value_cache.dtype))
+            _store(value, value_cache, value_scale, index)
 
     def route(
         self, logits: Tensor, router: Router, bias: Tensor | None = None
@@ -303,8 +344,8 @@ class TorchOps:
         x: Tensor,
         ids: Tensor,
         weights: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Tensor | PackedExperts,
+        down: Tensor | PackedExperts,
         *,
         activation: str,
         alpha: float,
@@ -325,6 +366,17 @@ class TorchOps:
             down_bias=down_bias,
         )
         return out.to(x.dtype)
+
+
+def _store(rows: Tensor, cache: Tensor, scale: Scale, index: tuple[Tensor, Tensor]) -> None:
+    if cache.dtype not in EIGHT_BIT_DTYPES:
+        stored = rows.to(cache.dtype)
+    elif isinstance(scale, Tensor):
+        stored, scales = quantize_rows(rows, cache.dtype)
+        scale.index_put_(index, scales)
+    else:
+        stored = quantize(rows, cache.dtype, scale)
+    indexable(cache).index_put_(index, indexable(stored))
 
 
 def _sum(x: Tensor, residual: Tensor | None) -> Tensor:

@@ -1,7 +1,16 @@
-"""A layer's element-wise operations as Triton kernels."""
+"""A layer's element-wise operations, and products with codes, as Triton kernels."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from taco_kernels.packed_codes import PackedCodes, PackedExperts
 from taco_kernels.triton import activation, elementwise, kv_write, norm, rotary, rotary_kv
-from taco_kernels.triton.experts import multiply, route
+from taco_kernels.triton.codes import experts, multiply, scaled
+from taco_kernels.triton.experts import multiply as multiply_numbers
+from taco_kernels.triton.experts import route
 
 
 class TritonOps:
@@ -20,4 +29,27 @@ class TritonOps:
     rotate_and_write_kv = staticmethod(rotary_kv.rotate_and_write_kv)
     write_kv = staticmethod(kv_write.write_kv)
     route = staticmethod(route.route)
-    multiply_experts = staticmethod(multiply.multiply_experts)
+
+    def __init__(self, *, scales_fp8: bool = False) -> None:
+        """`scales_fp8`: torch multiplies matrices of 8-bit floats with rounded activations."""
+        self._scales_fp8 = scales_fp8
+
+    def multiply_codes(self, x: Tensor, weight: PackedCodes, bias: Tensor | None) -> Tensor:
+        if self._scales_fp8 and scaled.can_scale(x, weight):
+            return scaled.multiply_scaled(x, weight, bias)
+        return multiply.multiply_codes(x, weight, bias)
+
+    def multiply_experts(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: Tensor | PackedExperts,
+        down: Tensor | PackedExperts,
+        **options: Any,
+    ) -> Tensor:
+        if isinstance(gate_up, PackedExperts) and isinstance(down, PackedExperts):
+            return experts.multiply_coded_experts(x, ids, weights, gate_up, down, **options)
+        assert isinstance(gate_up, Tensor)
+        assert isinstance(down, Tensor)
+        return multiply_numbers.multiply_experts(x, ids, weights, gate_up, down, **options)

@@ -93,6 +93,10 @@ class SlotProcessors:
         self._by_slot: dict[int, SequenceProcessors] = {}
         self._failed: dict[int, RowError] = {}  # sequences whose processors could not be made
 
+    def __bool__(self) -> bool:
+        """Whether a sequence has processors, or names some that could not be made."""
+        return bool(self._by_slot or self._failed)
+
     def clear(self) -> None:
         """Remove all sequences."""
         self._by_slot.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,12 +49,15 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "outliers": {"architecture": "LlamaForCausalLM"},
 }
 # Stored format of a model, and the allowed mean deviation of its logits from float32.
-TYPES: dict[str, tuple[dict[str, str], float]] = {
+TYPES: dict[str, tuple[dict[str, Any], float]] = {
     "float32": ({"dtype": "float32"}, 1e-5),
     "bfloat16": ({"dtype": "bfloat16"}, 0.02),
     "int8": ({"dtype": "bfloat16", "quantization": "int8"}, 0.06),
     "int8 KV": ({"dtype": "bfloat16", "kv_cache_dtype": "int8"}, 0.03),
+    "fp8 KV": ({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}, 0.1),
+    "fp8_e5m2 KV": ({"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"}, 0.2),
     "float32, int8": ({"dtype": "float32", "quantization": "int8"}, 0.06),
+    "int8 LM head": ({"dtype": "bfloat16", "quantize_lm_head": True}, 0.03),
 }
 TOKENS = torch.randint(384, (45,), generator=torch.Generator().manual_seed(0)).tolist()
 

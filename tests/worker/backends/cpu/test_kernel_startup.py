@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,14 +77,15 @@ def test_without_a_library_torch_serves_after_one_warning(
 @pytest.mark.parametrize(
     ("model_changes", "changes", "message"),
     [
-        ({"quantization": "int8"}, {}, "quantization int8 needs the CPU kernels"),
-        ({}, {"kv_cache_dtype": "int8"}, "a KV cache of int8 needs the CPU kernels"),
+        ({"quantize_lm_head": True}, {}, "quantize_lm_head needs the CPU kernels"),
+        ({"quantized_activations": "int8"}, {}, "quantized_activations int8 needs the CPU kernels"),
+        ({}, {"kv_cache_dtype": "bfloat16"}, "a KV cache of bfloat16 needs the CPU kernels"),
     ],
 )
 def test_options_that_torch_lacks_fail_with_one_line(
-    tmp_path: Path, model_changes: dict[str, str], changes: dict[str, str], message: str
+    tmp_path: Path, model_changes: dict[str, Any], changes: dict[str, str], message: str
 ) -> None:
-    model = ModelConfig(model=str(make_checkpoint(tmp_path)), **model_changes)  # type: ignore[arg-type]
+    model = ModelConfig(model=str(make_checkpoint(tmp_path)), **model_changes)
     config = WorkerConfig(model=model, num_blocks=8, **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=message):
         Worker(config, lambda _: None)

@@ -33,6 +33,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8, int8 KV": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "fp8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
 }
 TOKENS = random.Random(0).choices(range(384), k=200)
 

@@ -113,6 +113,8 @@ class Assembly:
             op.matrix = self._weights.matrices[lowered.matrix].struct
         if lowered.kind == "head_linear":
             op.matrix.n = self._plan.parameters[lowered.matrix or ""].shape[1]  # of one head
+        if lowered.order is not None:
+            op.order = self._weights.matrices[lowered.order].struct.order
         if lowered.table is not None:
             self._set_table(op, lowered.table)
         if lowered.rope_table is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,19 +10,21 @@ from torch import Tensor
 from taco_kernels.cpu.kv_cache import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
 from taco_kernels.cpu.program import MostLikely, ProgramRunner
 from taco_kernels.cpu.token_masks import MaskColumns
+from taco_kernels.kv_format import KVFormat
 from taco_kernels.library import CpuKernels
+from taco_kernels.native.decode_rows import DecodeRows
 from taco_proto.steps import IntArray
 from taco_worker.backends.cpu.assembly import Assembly
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
 from taco_worker.backends.cpu.tree_paths import SlotArray, TreePaths, cut_into_paths
 from taco_worker.devices.copy_stream import LayerCopies
-from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import (
     ModelInput,
     check_given_inputs,
     check_kept_layers,
     describe,
+    with_code_kinds,
 )
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.ops import SamplingOps
@@ -43,20 +45,20 @@ class CpuModel:
         kernels: CpuKernels,
         weights: CpuWeights,
         *,
-        kv_dtype: torch.dtype,
+        kv_format: KVFormat,
     ) -> None:
         """`weights` must be loaded before `allocate_kv`."""
         self.plan = plan
-        self.description = describe(kernels.isa, kernels.num_threads, weights.matrix_dtype)
+        self.description = _describe(kernels, weights)
         self.sampling: SamplingOps = CpuSampling(kernels)
         self.max_tree_paths = _MAX_TREE_PATHS
         self.device = torch.device("cpu")
         self.hidden_dtype = torch.float32
-        self.kv_layout = _kv_layout(kernels.isa, kv_dtype, weights.program.segments)
+        self.kv_layout = _kv_layout(kernels.isa, kv_format, weights.program.segments)
         self._kept_layers: tuple[int, ...] = ()
         self._kernels = kernels
         self._weights = weights
-        self._kv_dtype = kv_dtype
+        self._kv_format = kv_format
         self._runner: ProgramRunner | None = None
         self._assembly: Assembly | None = None
         self._num_blocks = 0
@@ -83,14 +85,14 @@ class CpuModel:
                 f"a block size of {block_size} is not supported on a CPU: it must be a multiple of "
                 f"{PANEL}"
             )
-        return block_bytes(self._kv_dtype, block_size, self.plan.kv_entries)
+        return block_bytes(self._kv_format, block_size, self.plan.kv_entries)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """As `StepModel`, with spare blocks for tree paths after the requested blocks."""
         self._num_blocks, self._max_model_len = num_blocks, max_model_len
         cache = PagedKV.allocate(
             num_blocks + _num_spares(block_size),
-            self._kv_dtype,
+            self._kv_format,
             block_size,
             self.plan.kv_entries,
         )
@@ -114,6 +116,9 @@ class CpuModel:
         found = MostLikely.of(inputs.output_rows.size, gives_logprobs=gives_logprobs)
         self._forward(inputs, found)
         return found.token_ids, found.logprobs
+
+    def decoding(self, rows: DecodeRows) -> Callable[[], None]:
+        return self._ready().decoding(rows).run
 
     def _forward(self, inputs: ModelInput, most_likely: MostLikely | None) -> Tensor:
         runner = self._ready()
@@ -172,7 +177,7 @@ class CpuModel:
     def lower(self, plan: ModelPlan) -> tuple[CpuWeights, CpuModel]:
         kernels = self._kernels
         weights = CpuWeights(plan, kernels, dtype=self._weights.dtype, quantization=None)
-        return weights, CpuModel(plan, kernels, weights, kv_dtype=self.hidden_dtype)
+        return weights, CpuModel(plan, kernels, weights, kv_format=KVFormat(self.hidden_dtype))
 
     @property
     def num_graphs(self) -> int:
@@ -191,10 +196,22 @@ def _columns(masks: TokenMasks | None, num_rows: int) -> MaskColumns | None:
     return None if masks is None else MaskColumns.of(masks.rows, masks.bits, num_rows)
 
 
-def _kv_layout(isa: str, kv_dtype: torch.dtype, segments: Mapping[str, int]) -> str:
+def _describe(kernels: CpuKernels, weights: CpuWeights) -> str:
+    kinds = {one.layout.kind for rows in weights.codes.values() for one in rows if one.layout}
+    # Products multiply no embeddings, except for those that an LM head shares.
+    multiplied = (weights.codes.keys() - weights.table_names) or weights.codes.keys()
+    is_int8 = {name in weights.int8_activations for name in multiplied}
+    return with_code_kinds(
+        describe(kernels.isa, kernels.num_threads, weights.matrix_dtype),
+        kinds,
+        {torch.int8 if one else torch.bfloat16 for one in is_int8},
+    )
+
+
+def _kv_layout(isa: str, kv_format: KVFormat, segments: Mapping[str, int]) -> str:
     # Segments of k change the bits of keys and values, so that KV of another number is not reused.
     sums = f", sums of {max(segments.values())} segments" if segments else ""
-    return f"cpu kernels, {isa}, {dtype_name(kv_dtype)}{sums}"
+    return f"cpu kernels, {isa}, {kv_format.description}{sums}"
 
 
 def _num_spares(block_size: int) -> int:

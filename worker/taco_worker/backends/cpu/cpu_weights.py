@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from taco_kernels.code_layout import RowSegment, coded_bytes, takes_int8
+from taco_kernels.cpu.coded_matrix import CodedMatrix
+from taco_kernels.cpu.column_order import ColumnOrder
 from taco_kernels.cpu.experts import PackedExperts
-from taco_kernels.cpu.matmul import PANEL, PackedMatrix, packed_bytes
+from taco_kernels.cpu.packed_matrix import PANEL, PackedMatrix, WeightMatrix, packed_bytes
+from taco_kernels.group_codes import GroupCodes
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Arena
 from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
+from taco_worker.backends.cpu.pending_codes import PendingCodes
+from taco_worker.models.code_segments import CodeSegment
+from taco_worker.models.int8_activations import no_int8_activations
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
@@ -35,7 +45,6 @@ class CpuWeights:
     read from it; otherwise they stay in the mapped file.
 
     Attributes:
-        program: the plan, lowered for these matrices.
         matrix_dtype: the stored dtype of matrices.
         matrices, experts, vectors, tables: by parameter.
     """
@@ -47,12 +56,26 @@ class CpuWeights:
         *,
         dtype: torch.dtype,
         quantization: str | None,
+        quantizes_lm_head: bool = False,
+        codes: Mapping[str, Sequence[CodeSegment]] | None = None,
+        activations: str = "auto",
     ) -> None:
-        """Raises ValueError for ops that the kernels do not support."""
+        """Packs matrices in `dtype`, or all of them or the LM head in int8.
+
+        Args:
+            codes: of the rows of parameters, as the checkpoint has them. They are kept in models
+                of bfloat16.
+            activations: what is multiplied with codes: bfloat16; auto: int8 where the codes allow
+                it, else bfloat16; int8: they must.
+
+        Raises:
+            ValueError: the plan has ops that the kernels do not support, or codes do not allow
+                int8 activations.
+        """
         self.dtype = dtype
         self.device = torch.device("cpu")
         self.matrix_dtype = torch.int8 if quantization == "int8" else dtype
-        self.matrices: dict[str, PackedMatrix] = {}
+        self.matrices: dict[str, WeightMatrix] = {}
         self.experts: dict[str, PackedExperts] = {}
         self.vectors: dict[str, Tensor] = {}
         self.tables: dict[str, Tensor] = {}
@@ -60,11 +83,13 @@ class CpuWeights:
         self._kernels = kernels
         ops = list(chain(plan.ops, plan.logits))
         linears = [op for op in ops if isinstance(op, Linear)]
+        heads = [op.weight for op in plan.logits if isinstance(op, Linear)]
+        self._int8_weights = set(heads[-1:]) - (codes or {}).keys() if quantizes_lm_head else set()
         self._linear_weights = {op.weight for op in linears}
         self._head_weights = {op.weight for op in ops if isinstance(op, HeadLinear)}
         self._weight_of_bias = {op.bias: op.weight for op in linears if op.bias is not None}
         self._table_names = {op.table for op in ops if isinstance(op, Embed)}
-        mixtures = [op for op in ops if isinstance(op, Experts)]
+        mixtures = self._mixtures = [op for op in ops if isinstance(op, Experts)]
         self._gated_experts = {op.gate_up for op in mixtures}
         self._expert_weights = {name for op in mixtures for name in (op.gate_up, op.down)}
         self._experts_of_bias = {
@@ -76,9 +101,96 @@ class CpuWeights:
         logits = {op.logits for op in ops if isinstance(op, Route)}
         self._router_weights = {op.weight for op in linears if op.out in logits}
         names = self._linear_weights | self._head_weights | self._expert_weights
-        types = {name: _MATRIX_TYPES[self._dtype_of(name)] for name in names}
-        self.program: LoweredProgram = lower_plan(plan, types)
-        self._memory = Arena(sum(map(self._packed_bytes, names)))
+        self._types = {name: _MATRIX_TYPES[self._dtype_of(name)] for name in names}
+        self._lowered: LoweredProgram = lower_plan(plan, self._types)
+        self._codes = self._kept_codes(codes or {})
+        self._activations = activations
+        self._int8_activations = self._of_int8_activations()
+        self._pending = {
+            name: PendingCodes(plan.parameters[name].shape[0])
+            for name in self._int8_activations
+            if any(one.layout and one.layout.has_column_groups for one in self._codes[name])
+        }
+        self._memory = Arena(sum(map(self._packed_bytes, names | self._codes.keys())))
+
+    @property
+    def program(self) -> LoweredProgram:
+        """The plan, lowered for these matrices; they must be loaded."""
+        if not self._int8_activations:
+            return self._lowered
+        names: dict[bytes, str] = {}
+        orders = {
+            name: names.setdefault(matrix.column_order.key, name)
+            for name, matrix in self.matrices.items()
+            if isinstance(matrix, CodedMatrix) and matrix.column_order is not None
+        }
+        types = self._types | dict.fromkeys(self._int8_activations, "i8")
+        return lower_plan(self._plan, types, orders)
+
+    @property
+    def memory(self) -> Tensor:
+        """The memory of all matrices, uint8."""
+        return self._memory.whole
+
+    @property
+    def instruction_set(self) -> str:
+        return self._kernels.isa
+
+    @property
+    def kernel_hash(self) -> str:
+        """Of the source code of the kernels, which pack matrices."""
+        return str(self._kernels.lib.taco_source_hash().decode())
+
+    @property
+    def matrix_names(self) -> set[str]:
+        names = self._linear_weights | self._head_weights | self._expert_weights
+        return names | self._codes.keys()
+
+    @property
+    def table_names(self) -> set[str]:
+        return self._table_names
+
+    @property
+    def codes(self) -> Mapping[str, Sequence[RowSegment]]:
+        """The rows of the parameters that are kept as codes."""
+        return self._codes
+
+    @property
+    def int8_activations(self) -> frozenset[str]:
+        """The matrices of codes that multiply int8 activations; they must be loaded."""
+        return self._int8_activations
+
+    def restrict_int8_activations(self, parameters: frozenset[str]) -> None:
+        """Take these `int8_activations`, of weights that were loaded before.
+
+        Raises:
+            ValueError: they are not those of the same weights.
+        """
+        others = self._int8_activations - parameters
+        if not parameters <= self._int8_activations or not others <= self._pending.keys():
+            raise ValueError("other matrices multiply int8 activations")
+        self._int8_activations = parameters
+        self._pending.clear()
+
+    def create_matrix(self, parameter: str, order: ColumnOrder | None = None) -> None:
+        """Give a matrix its memory, without content, and the order of its columns."""
+        if parameter in self._expert_weights:
+            self._experts(parameter)
+        elif parameter in self._head_weights:
+            self._heads(parameter)
+        else:
+            self._matrix(parameter, order)
+
+    def matrix_starts(self) -> dict[str, int]:
+        """Where each matrix is in `memory`, in the order of their creation."""
+        base = self.memory.data_ptr()
+        starts = {name: one.struct.data - base for name, one in self.matrices.items()}
+        starts |= {name: one.structs[0].data - base for name, one in self.experts.items()}
+        return dict(sorted(starts.items(), key=lambda item: item[1]))
+
+    def map_memory(self, file: Path) -> None:
+        """Replace the content of `memory` by that of a file of the same size."""
+        self._memory.map_file(file)
 
     def put(self, parameter: str, start: int, rows: Tensor, expert: int | None) -> None:
         rows = (rows if rows.dtype in _STORED_DTYPES else rows.float()).contiguous()
@@ -92,14 +204,53 @@ class CpuWeights:
             self._matrix(parameter).pack(self._kernels, rows, start)
         if parameter in self._table_names:
             # Packed with the same numbers, they need not be kept twice.
-            if parameter not in self._linear_weights or rows.dtype != self.matrix_dtype:
+            if parameter not in self._linear_weights or rows.dtype != self._dtype_of(parameter):
                 self.tables[parameter] = rows
         elif weight := self._weight_of_bias.get(parameter):
-            self._matrix(weight).set_bias(rows, start)
+            if weight in self._pending:
+                self._pending[weight].add_bias(rows, start)
+            else:
+                self._matrix(weight).set_bias(rows, start)
         elif parameter not in self._linear_weights:
             shape = self._plan.parameters[parameter].shape
             vector = self.vectors.setdefault(parameter, torch.empty(shape))
             vector[start : start + rows.shape[0]] = rows
+
+    def takes_codes(self, parameter: str) -> bool:
+        return parameter in self._codes
+
+    def put_codes(self, parameter: str, start: int, codes: GroupCodes, expert: int | None) -> None:
+        if expert is not None:
+            self._experts(parameter).pack_codes(self._kernels, expert, codes, start)
+            return
+        if pending := self._pending.get(parameter):
+            pending.add(codes, start)
+            if pending.is_complete:
+                self._pack_pending(parameter)
+            return
+        matrix = self._matrix(parameter)
+        assert isinstance(matrix, CodedMatrix)
+        matrix.pack_codes(self._kernels, codes, start)
+
+    def _pack_pending(self, parameter: str) -> None:
+        """Choose the operands of a matrix whose columns have orders, and pack it."""
+        pending = self._pending.pop(parameter)
+        order = None
+        try:
+            order = pending.order()
+        except ValueError as error:
+            if self._activations == "int8":
+                raise ValueError(
+                    f"the codes of {parameter} do not multiply int8 activations: {error}; use "
+                    "quantized_activations auto"
+                ) from None
+            self._int8_activations -= {parameter}
+        matrix = self._matrix(parameter, order)
+        assert isinstance(matrix, CodedMatrix)
+        for codes, start in pending.codes:
+            matrix.pack_codes(self._kernels, codes, start)
+        for bias, start in pending.biases:
+            matrix.set_bias(bias, start)
 
     def _put_expert(self, parameter: str, start: int, rows: Tensor, expert: int) -> None:
         if parameter in self._expert_weights:
@@ -118,49 +269,127 @@ class CpuWeights:
         name = self._plan.embedding_table
         if name in self.tables:
             return self.tables[name][token_ids].float()
-        return self.matrices[name].rows(token_ids).float()
+        return self.matrices[name].rows(self._kernels, token_ids)
 
     def _pack_heads(self, parameter: str, first: int, heads: Tensor) -> None:
         """Pack heads [count, out, in] one after another, each in whole panels."""
-        num_heads, n, k = self._plan.parameters[parameter].shape
-        padded = -(-n // PANEL) * PANEL
+        matrix = self._heads(parameter)
+        padded = matrix.shape[0] // self._plan.parameters[parameter].shape[0]
+        for head, rows in enumerate(heads, first):
+            matrix.pack(self._kernels, rows, head * padded)
+
+    def _heads(self, parameter: str) -> WeightMatrix:
         if parameter not in self.matrices:
+            num_heads, n, k = self._plan.parameters[parameter].shape
+            padded = -(-n // PANEL) * PANEL
             memory = self._memory.take(self._packed_bytes(parameter))
             self.matrices[parameter] = PackedMatrix(
                 num_heads * padded, k, self.matrix_dtype, memory=memory
             )
-        for head, rows in enumerate(heads, first):
-            self.matrices[parameter].pack(self._kernels, rows, head * padded)
+        return self.matrices[parameter]
 
-    def _matrix(self, parameter: str) -> PackedMatrix:
+    def _kept_codes(
+        self, codes: Mapping[str, Sequence[CodeSegment]]
+    ) -> dict[str, tuple[RowSegment, ...]]:
+        """Those of matrices whose products take bfloat16 operands, and of embeddings."""
+        if self.matrix_dtype != torch.bfloat16:
+            return {}
+        names = self._linear_weights - self._router_weights | self._expert_weights
+        names |= {self._plan.embedding_table}
+        names -= self._int8_weights
+        kept = {}
+        for name in names & codes.keys():
+            *_, n, k = self._plan.parameters[name].shape
+            rows = tuple(RowSegment(segment.count, segment.layout) for segment in codes[name])
+            with suppress(ValueError):  # a segment begins inside a panel
+                coded_bytes(n, k, rows, self._is_gated(name))
+                kept[name] = rows
+        return kept
+
+    def _of_int8_activations(self) -> frozenset[str]:
+        """The matrices of codes that multiply int8 activations.
+
+        Raises:
+            ValueError: int8 is wanted, and a matrix of codes does not allow it.
+        """
+        wanted = self._activations
+        if wanted == "bfloat16":
+            return frozenset()
+        # Embeddings are read from a tied LM head, as bfloat16 operands see it.
+        names = self._codes.keys() - self._table_names
+        found = {name for name in names if self._takes_int8(name)}
+        for op in self._mixtures:
+            if not {op.gate_up, op.down} <= found:
+                found -= {op.gate_up, op.down}
+        if wanted == "int8" and (others := sorted(names - found)):
+            raise no_int8_activations(others[0])
+        return frozenset(found)
+
+    def _takes_int8(self, parameter: str) -> bool:
+        k = self._plan.parameters[parameter].shape[-1]
+        is_expert = parameter in self._expert_weights  # their rows are written in one order
+        return all(
+            segment.layout is not None
+            and takes_int8(segment.layout, k)
+            and not (is_expert and segment.layout.has_column_groups)
+            for segment in self._codes[parameter]
+        )
+
+    def _operands_of(self, parameter: str) -> torch.dtype:
+        return torch.int8 if parameter in self._int8_activations else torch.bfloat16
+
+    def _matrix(self, parameter: str, order: ColumnOrder | None = None) -> WeightMatrix:
         if parameter not in self.matrices:
             n, k = self._plan.parameters[parameter].shape
             memory = self._memory.take(self._packed_bytes(parameter))
-            self.matrices[parameter] = PackedMatrix(
-                n,
-                k,
-                self._dtype_of(parameter),
-                gated=parameter in self.program.gated,
-                segments=self.program.segments.get(parameter, 1),
-                memory=memory,
-            )
+            gated, segments = self._is_gated(parameter), self._lowered.segments.get(parameter, 1)
+            if codes := self._codes.get(parameter):
+                self.matrices[parameter] = CodedMatrix(
+                    n,
+                    k,
+                    codes,
+                    operands=(operands := self._operands_of(parameter)),
+                    order=order,
+                    gated=gated,
+                    segments=1 if operands == torch.int8 else segments,
+                    memory=memory,
+                )
+            else:
+                dtype = self._dtype_of(parameter)
+                self.matrices[parameter] = PackedMatrix(
+                    n, k, dtype, gated=gated, segments=segments, memory=memory
+                )
         return self.matrices[parameter]
 
     def _experts(self, parameter: str) -> PackedExperts:
         if parameter not in self.experts:
             count, n, k = self._plan.parameters[parameter].shape
             memory = self._memory.take(self._packed_bytes(parameter))
-            gated = parameter in self._gated_experts
+            gated, codes = parameter in self._gated_experts, self._codes.get(parameter)
             self.experts[parameter] = PackedExperts(
-                count, n, k, self.matrix_dtype, gated=gated, memory=memory
+                count,
+                n,
+                k,
+                self.matrix_dtype,
+                gated=gated,
+                codes=codes,
+                operands=self._operands_of(parameter),
+                memory=memory,
             )
         return self.experts[parameter]
 
     def _packed_bytes(self, parameter: str) -> int:
         """Memory of a matrix, or of one for each expert or head."""
         *several, n, k = self._plan.parameters[parameter].shape
-        gated = parameter in self.program.gated or parameter in self._gated_experts
+        gated, codes = self._is_gated(parameter), self._codes.get(parameter)
+        if codes is not None:
+            return math.prod(several) * coded_bytes(n, k, codes, gated)
         return math.prod(several) * packed_bytes(n, k, self._dtype_of(parameter), gated)
 
+    def _is_gated(self, parameter: str) -> bool:
+        return parameter in self._lowered.gated or parameter in self._gated_experts
+
     def _dtype_of(self, parameter: str) -> torch.dtype:
+        if parameter in self._int8_weights:
+            return torch.int8
         return self.dtype if parameter in self._router_weights else self.matrix_dtype

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from taco_worker.models.plan.ops.activation import ActivationKind
 from taco_worker.models.plan.ops.attend import Attend
@@ -19,6 +19,19 @@ from taco_worker.models.plan.slices import Slice
 
 # Element type of a matrix, and of the operands that it is multiplied with.
 MatrixType = Literal["f32", "bf16", "i8"]
+
+
+class OperandKind(NamedTuple):
+    """How the operands of a product are written.
+
+    Attributes:
+        type: of its matrix.
+        order: a matrix whose order of columns they have; None: they are in order.
+    """
+
+    type: MatrixType
+    order: str | None = None
+
 
 OpKind = Literal[
     "embed",
@@ -88,6 +101,7 @@ class LoweredOp:
     num_heads: int = 0
     x_stride: int = 0
     out_stride: int = 0
+    order: str | None = None
 
     @property
     def reads(self) -> tuple[Slice, ...]:

@@ -22,6 +22,7 @@ from taco_worker.backends.cpu.lowered_ops import (
     LoweredOp,
     LoweredProgram,
     MatrixType,
+    OperandKind,
 )
 from taco_worker.backends.cpu.readers import Readers
 from taco_worker.backends.cpu.segments import segments_of
@@ -47,16 +48,21 @@ from taco_worker.models.plan.slices import Slice
 _HIDDEN = "hidden"
 
 
-def lower_plan(plan: ModelPlan, types: Mapping[str, MatrixType]) -> LoweredProgram:
+def lower_plan(
+    plan: ModelPlan, types: Mapping[str, MatrixType], orders: Mapping[str, str] | None = None
+) -> LoweredProgram:
     """Lower a plan.
 
     Args:
         types: of the matrices that products use, by parameter.
+        orders: of the int8 matrices whose columns have another order, one of those with the same.
 
     Raises:
         ValueError: the plan has an op that the CPU kernels lack.
     """
-    lowering = _Lowering(plan, types)
+    orders = orders or {}
+    kinds = {name: OperandKind(kind, orders.get(name)) for name, kind in types.items()}
+    lowering = _Lowering(plan, kinds)
     lowering.run()
     ops = with_live_buffers(lowering.lowered)
     stages = cut_into_stages(ops)
@@ -99,19 +105,19 @@ class _Lowering:
         gated: matrices of gated pairs.
     """
 
-    def __init__(self, plan: ModelPlan, types: Mapping[str, MatrixType]) -> None:
+    def __init__(self, plan: ModelPlan, kinds: Mapping[str, OperandKind]) -> None:
         self.lowered: list[LoweredOp] = []
         self.buffers: dict[str, tuple[int, MatrixType]] = {}
         self.has_tail: set[str] = set()
         self.num_groups: dict[str, int] = {}
         self.gated: set[str] = set()
         self._plan = plan
-        self._types = types
-        self._readers = Readers(plan, types)
+        self._kinds = kinds
+        self._readers = Readers(plan, kinds)
         self._ops = tuple(plan.ops)
         self._index = 0
         # Operand buffers that hold the current values of some columns.
-        self._operands: dict[tuple[Slice, MatrixType], Slice] = {}
+        self._operands: dict[tuple[Slice, OperandKind], Slice] = {}
 
     def run(self) -> None:
         plan = self._plan
@@ -203,10 +209,10 @@ class _Lowering:
         )
 
     def _norm(self, op: Norm) -> None:
-        kind = self._readers.operand_type(op.out, self._index)
+        kind = self._readers.operand_kind(op.out, self._index)
         is_whole = op.group is None or op.group == op.x.size
         out = op.out
-        if kind != "f32" and is_whole:
+        if writes_operands := kind.type != "f32" and is_whole:
             out = self._new_operands(op.out, kind)
         group = op.group or op.x.size
         self._emit(
@@ -220,13 +226,13 @@ class _Lowering:
                 bias=op.bias,
                 group=group,
                 weight_step=0 if op.shares_weight else group,
+                order=kind.order if writes_operands else None,
             ),
             op.out,
         )
 
     def _linear(self, op: Linear) -> None:
-        kind = self._types[op.weight]
-        x = self._encoded(op.x, kind)
+        x = self._encoded(op.x, self._kinds[op.weight])
         out = op.out
         epilogue: Epilogue = "store"
         activation: ActivationKind | Literal["none"] = "none"
@@ -242,8 +248,9 @@ class _Lowering:
         elif (target := self._take_sum(op.out, x)) is not None:
             out, epilogue = target, "add"
         written = out
-        if epilogue != "add" and self._readers.operand_type(out, self._index) == "bf16":
-            written = self._new_operands(out, "bf16")
+        kind = self._readers.operand_kind(out, self._index)
+        if epilogue != "add" and kind.type == "bf16":
+            written = self._new_operands(out, kind)
             self.has_tail.add(written.buffer)
         lowered = LoweredOp(
             kind="linear",
@@ -259,7 +266,7 @@ class _Lowering:
         self._emit(lowered, out)
 
     def _head_linear(self, op: HeadLinear) -> None:
-        lowered = lower_head_linear(op, kind := self._types[op.weight])
+        lowered = lower_head_linear(op, kind := self._kinds[op.weight].type)
         if lowered.y is not None:
             self.buffers[lowered.y.buffer] = (op.in_size, kind)
             self.num_groups[lowered.y.buffer] = op.num_heads
@@ -286,8 +293,9 @@ class _Lowering:
 
     def _attend(self, op: Attend) -> None:
         out = op.out
-        if self._readers.operand_type(op.out, self._index) == "bf16":
-            out = self._new_operands(op.out, "bf16")
+        kind = self._readers.operand_kind(op.out, self._index)
+        if kind.type == "bf16":
+            out = self._new_operands(op.out, kind)
             self.has_tail.add(out.buffer)
         self._emit(
             LoweredOp(
@@ -301,7 +309,7 @@ class _Lowering:
         )
 
     def _experts(self, op: Experts) -> None:
-        x = self._encoded(op.x, self._types[op.gate_up])
+        x = self._encoded(op.x, self._kinds[op.gate_up])
         target = self._take_sum(op.out, x)
         self._emit(
             LoweredOp(
@@ -366,19 +374,22 @@ class _Lowering:
         self._index += 1
         return following.x
 
-    def _encoded(self, x: Slice, kind: MatrixType) -> Slice:
+    def _encoded(self, x: Slice, kind: OperandKind) -> Slice:
         """`x` as operands; they are written if no op wrote them before."""
-        if kind == "f32":
+        if kind.type == "f32":
             return x
         if (x, kind) not in self._operands:
             out = self._new_operands(x, kind)
-            self._emit(LoweredOp(kind="encode", x=x, out=out))
+            self._emit(LoweredOp(kind="encode", x=x, out=out, order=kind.order))
         return self._operands[x, kind]
 
-    def _new_operands(self, part: Slice, kind: MatrixType) -> Slice:
-        name = f"{part.buffer}.{part.start}.{part.size}.{kind}"
-        self.buffers[name] = (part.size, kind)
+    def _new_operands(self, part: Slice, kind: OperandKind) -> Slice:
+        """The operands of `part`, instead of those in another order."""
+        name = f"{part.buffer}.{part.start}.{part.size}.{kind.type}"
+        self.buffers[name] = (part.size, kind.type)
         operands = Slice(name, 0, part.size)
+        for key in [key for key, slice_ in self._operands.items() if slice_ == operands]:
+            del self._operands[key]
         self._operands[part, kind] = operands
         return operands
 

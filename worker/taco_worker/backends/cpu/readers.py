@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from taco_worker.backends.cpu.lowered_ops import MatrixType
+from taco_worker.backends.cpu.lowered_ops import OperandKind
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.experts import Experts
 from taco_worker.models.plan.ops.linear import Linear
@@ -16,35 +16,35 @@ class Readers:
     """The readers of columns after an op of a plan, which is given by its index.
 
     Args:
-        types: of the matrices that products use, by parameter.
+        kinds: of the operands of the matrices that products use, by parameter.
     """
 
-    def __init__(self, plan: ModelPlan, types: Mapping[str, MatrixType]) -> None:
+    def __init__(self, plan: ModelPlan, kinds: Mapping[str, OperandKind]) -> None:
         self._ops = tuple(plan.ops)
         self._hidden = plan.hidden
-        self._types = types
+        self._kinds = kinds
 
     def is_only(self, op: Op, part: Slice, index: int) -> bool:
         """Whether `op` alone reads the values that op `index` leaves in `part`."""
         readers = self._readers(part, index + 1)
         return len(readers) == 1 and readers[0] is op
 
-    def operand_type(self, part: Slice, index: int) -> MatrixType:
-        """The operands as which op `index` can write `part`: its readers are products of one type.
+    def operand_kind(self, part: Slice, index: int) -> OperandKind:
+        """The operands as which op `index` can write `part`: its readers are products of one kind.
 
-        "f32" if there is another reader.
+        Floats if there is another reader.
         """
-        kinds = {self._type_of_factor(op, part) for op in self._readers(part, index + 1)}
-        return kinds.pop() if len(kinds) == 1 else "f32"
+        kinds = {self._kind_of_factor(op, part) for op in self._readers(part, index + 1)}
+        return kinds.pop() if len(kinds) == 1 else OperandKind("f32")
 
-    def _type_of_factor(self, op: Op, part: Slice) -> MatrixType:
+    def _kind_of_factor(self, op: Op, part: Slice) -> OperandKind:
         """The operands as which `op` reads `part`."""
         match op:
             case Linear(x=x, weight=weight) if x == part:
-                return self._types[weight]
+                return self._kinds[weight]
             case Experts(x=x, gate_up=gate_up) if x == part:
-                return self._types[gate_up]
-        return "f32"
+                return self._kinds[gate_up]
+        return OperandKind("f32")
 
     def _readers(self, part: Slice, start: int) -> list[Op]:
         """The ops from `start` on that read the current values of `part`."""

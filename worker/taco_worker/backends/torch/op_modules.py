@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.kv_entry import KVEntry
+from taco_kernels.packed_codes import PackedExperts
 from taco_worker.attention.backend import AttentionBackend, require_support
+from taco_worker.backends.torch.coded_weight import CodedWeight
 from taco_worker.backends.torch.fusion import AddNorm, RotateAndWriteKV, TorchOp
 from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
 from taco_worker.layers.attention import attention_options
@@ -29,6 +31,7 @@ from taco_worker.models.plan.ops.norm import Norm
 from taco_worker.models.plan.ops.rope import Rope
 
 Parameters = Mapping[str, nn.Parameter]
+CodedWeights = Mapping[str, CodedWeight]
 
 
 class OpModule(nn.Module):
@@ -68,11 +71,17 @@ class InputModule(OpModule):
 
 
 class LinearModule(OpModule):
-    def __init__(self, op: LinearOp, parameters: Parameters) -> None:
+    def __init__(
+        self, op: LinearOp, parameters: Parameters, coded: CodedWeights, ops: LayerOps
+    ) -> None:
         super().__init__()
         self.op = op
         bias = None if op.bias is None else parameters[op.bias]
-        self.linear = Linear(parameters[op.weight], bias)
+        self.linear: nn.Module
+        if op.weight in coded:
+            self.linear = CodedLinear(coded[op.weight], bias, ops)
+        else:
+            self.linear = Linear(parameters[op.weight], bias)
 
     def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
         step.write(self.op.out, self.linear(step.read(self.op.x)))
@@ -169,7 +178,15 @@ class WriteKVModule(OpModule):
         key = step.heads(self.key, self.entry.key_dim)
         value = None if self.value is None else step.heads(self.value, self.entry.value_dim)
         cache = tokens.kv_cache.key(self.index), tokens.kv_cache.value(self.index)
-        self.ops.write_kv(key, value, *cache, tokens.metadata.kv_slot_mapping)
+        key_scale, value_scale = tokens.kv_cache.scales(self.index)
+        self.ops.write_kv(
+            key,
+            value,
+            *cache,
+            tokens.metadata.kv_slot_mapping,
+            key_scale=key_scale,
+            value_scale=value_scale,
+        )
 
 
 class RotateAndWriteKVModule(OpModule):
@@ -183,6 +200,7 @@ class RotateAndWriteKVModule(OpModule):
         assert tokens is not None
         rope = self.query
         angles = tokens.angles(rope.table)
+        key_scale, value_scale = tokens.kv_cache.scales(self.index)
         self.ops.rotate_and_write_kv(
             step.heads(rope.x, rope.head_dim),
             step.heads(self.key.x, rope.head_dim),
@@ -195,6 +213,8 @@ class RotateAndWriteKVModule(OpModule):
             offset=rope.offset,
             style=rope.style,
             sections=angles.sections,
+            key_scale=key_scale,
+            value_scale=value_scale,
         )
 
 
@@ -248,11 +268,26 @@ class RouteModule(OpModule):
         step.write(self.op.weights, weights)
 
 
+class CodedLinear(nn.Module):
+    """y = x W^T + b over a weight of codes."""
+
+    def __init__(self, weight: CodedWeight, bias: nn.Parameter | None, ops: LayerOps) -> None:
+        super().__init__()
+        self.weight, self.bias, self.ops = weight, bias, ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.weight(x, self.bias, self.ops.multiply_codes)
+        return out
+
+
 class ExpertsModule(OpModule):
-    def __init__(self, op: Experts, parameters: Parameters, ops: LayerOps) -> None:
+    def __init__(
+        self, op: Experts, parameters: Parameters, coded: CodedWeights, ops: LayerOps
+    ) -> None:
         super().__init__()
         self.op, self.ops = op, ops
-        self.gate_up, self.down = parameters[op.gate_up], parameters[op.down]
+        both: Mapping[str, nn.Parameter | CodedWeight] = {**parameters, **coded}
+        self.gate_up, self.down = both[op.gate_up], both[op.down]
         self.gate_up_bias = None if op.gate_up_bias is None else parameters[op.gate_up_bias]
         self.down_bias = None if op.down_bias is None else parameters[op.down_bias]
 
@@ -262,8 +297,7 @@ class ExpertsModule(OpModule):
             step.read(op.x),
             step.read(op.ids),
             step.read(op.weights),
-            self.gate_up,
-            self.down,
+            *self._matrices(),
             activation=op.activation,
             alpha=op.alpha,
             limit=math.inf if op.limit is None else op.limit,
@@ -271,6 +305,24 @@ class ExpertsModule(OpModule):
             down_bias=self.down_bias,
         )
         step.write(op.out, out)
+
+    def finish_loading(self) -> None:
+        """Dequantize both matrices unless the codes of each are one matrix."""
+        coded = [one for one in (self.gate_up, self.down) if isinstance(one, CodedWeight)]
+        if not all(isinstance(one.experts, PackedExperts) for one in coded):
+            for one in coded:
+                one.dequantize()
+
+    def _matrices(self) -> tuple[Tensor, Tensor] | tuple[PackedExperts, PackedExperts]:
+        gate_up, down = (
+            one.experts if isinstance(one, CodedWeight) else one
+            for one in (self.gate_up, self.down)
+        )
+        if isinstance(gate_up, PackedExperts) and isinstance(down, PackedExperts):
+            return gate_up, down
+        assert isinstance(gate_up, Tensor)
+        assert isinstance(down, Tensor)
+        return gate_up, down
 
 
 class ColumnsModule(OpModule):
@@ -298,6 +350,7 @@ class ColumnsModule(OpModule):
 def make_module(
     op: TorchOp,
     parameters: Parameters,
+    coded: CodedWeights,
     entries: tuple[KVEntry, ...],
     ops: LayerOps,
     backend: AttentionBackend,
@@ -313,7 +366,7 @@ def make_module(
         case Input():
             return InputModule(op)
         case LinearOp():
-            return LinearModule(op, parameters)
+            return LinearModule(op, parameters, coded, ops)
         case HeadLinear():
             return HeadLinearModule(op, parameters)
         case HeadCopy():
@@ -333,7 +386,7 @@ def make_module(
         case Route():
             return RouteModule(op, parameters, ops)
         case Experts():
-            return ExpertsModule(op, parameters, ops)
+            return ExpertsModule(op, parameters, coded, ops)
         case Add() | Scale() | Cap() | Clip() | Gate():
             return ColumnsModule(op, ops)
         case _:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
 from taco_worker.attention.backend import AttentionBackend
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.backends.torch.coded_weight import CodedWeight
 from taco_worker.backends.torch.fusion import TorchOp, fuse
-from taco_worker.backends.torch.op_modules import make_module
+from taco_worker.backends.torch.op_modules import ExpertsModule, make_module
 from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
 from taco_worker.layers.ops import LayerOps
 from taco_worker.layers.rotary import cos_sin_table
@@ -41,7 +44,8 @@ class PlanNetwork(nn.Module):
 
     Attributes:
         layers: one module per layer, which owns the layer's parameters.
-        by_name: the parameters by their names in the plan.
+        by_name: the parameters by their names in the plan, without those of `coded`.
+        coded: parameters that keep codes, by their names in the plan.
         kept_layers: layers whose outputs `forward` also returns, in this order.
     """
 
@@ -54,8 +58,12 @@ class PlanNetwork(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         num_host_layers: int = 0,
+        coded: Collection[str] = (),
     ) -> None:
-        """`num_host_layers`: the last layers with weights on the host; see weight_offload.
+        """
+        Args:
+            num_host_layers: the last layers with weights on the host; see weight_offload.
+            coded: parameters that keep the codes of quantized matrices.
 
         Raises:
             ValueError: the plan has an op that torch lacks.
@@ -71,17 +79,24 @@ class PlanNetwork(nn.Module):
         # Few choices would survive the rounding of this sum of scores and bias.
         choice_biases = {op.bias for op in plan.ops if isinstance(op, Route)}
         self.by_name: dict[str, nn.Parameter] = {}
+        self.coded: dict[str, CodedWeight] = {}
         for name, parameter in plan.parameters.items():
             is_on_host = name.startswith("layers.") and int(name.split(".")[1]) >= first_on_host
             place = torch.device("cpu") if is_on_host else device
             is_wide = name in choice_biases or parameter.is_wide
             values_dtype = torch.float32 if is_wide else dtype
+            if name in coded:
+                self.coded[name] = CodedWeight(parameter.shape, dtype=values_dtype, device=place)
+                continue
             values = torch.empty(parameter.shape, dtype=values_dtype, device=place)
             self.by_name[name] = nn.Parameter(values, requires_grad=False)
 
         def sequence(part: tuple[TorchOp, ...]) -> OpSequence:
             return OpSequence(
-                [make_module(op, self.by_name, plan.kv_entries, ops, backend) for op in part]
+                [
+                    make_module(op, self.by_name, self.coded, plan.kv_entries, ops, backend)
+                    for op in part
+                ]
             )
 
         fused = fuse(plan)
@@ -99,6 +114,12 @@ class PlanNetwork(nn.Module):
         return PlanNetwork(
             plan, self._backend, self._layer_ops, dtype=self.dtype, device=self.device
         )
+
+    def finish_loading(self) -> None:
+        """Call it when all parameters are loaded."""
+        for module in self.modules():
+            if isinstance(module, ExpertsModule):
+                module.finish_loading()
 
     def prepare_positions(self, num_positions: int) -> None:
         """Compute the rope tables of `num_positions` positions; call it before `forward`."""

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
 
+from taco_kernels.kv_format import EIGHT_BIT_DTYPES, KVFormat
 from taco_proto.config import WorkerConfig
 from taco_worker.attention.backend import (
     AttentionBackend,
     create_attention_backend,
     default_attention_backend,
 )
+from taco_worker.backends.torch.coded_parameters import (
+    CodedParameters,
+    coded_parameters,
+    parameter_bytes,
+)
 from taco_worker.backends.torch.cuda_graphs import CudaGraphs
 from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.backends.torch.plan_weights import load_network
 from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.backends.torch.weight_offload import buffer_bytes, num_host_layers, offload_layers
-from taco_worker.devices.selection import check_dtype, check_weights_fit
+from taco_worker.devices.selection import check_dtype, check_kv_dtype, check_weights_fit
 from taco_worker.devices.transfers import Transfers
 from taco_worker.layers.ops import LayerOps, TorchOps
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.dtypes import dtype_name
-from taco_worker.models.step_model import describe
+from taco_worker.models.load_format import tensorizer_file_of
+from taco_worker.models.step_model import describe, with_code_kinds
 from taco_worker.models.weight_files import LoadFormat
+from taco_worker.quant.registry import stored_as
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.torch_ops import TorchSampling
 
@@ -54,6 +61,7 @@ def choose_torch_backend(
         description = describe("torch", torch.get_num_threads(), dtype)
         return TorchBackend(attention, TorchOps(), TorchSampling(), None, description)
 
+    from taco_kernels.triton.codes.scaled import multiplies_fp8
     from taco_worker.layers.triton_ops import TritonOps
     from taco_worker.sampling.triton_ops import TritonSampling
 
@@ -64,9 +72,10 @@ def choose_torch_backend(
             max_num_seqs=config.max_num_seqs,
             max_seq_len=config.max_seq_len_to_capture,
         )
+    layers = TritonOps(scales_fp8=multiplies_fp8(device))
     gpu = torch.cuda.get_device_name(device)
     description = f"{gpu}, {dtype_name(dtype)}, attention by {name}"
-    return TorchBackend(attention, TritonOps(), TritonSampling(transfers), graphs, description)
+    return TorchBackend(attention, layers, TritonSampling(transfers), graphs, description)
 
 
 def load_torch_model(
@@ -76,14 +85,17 @@ def load_torch_model(
     transfers: Transfers,
     *,
     dtype: torch.dtype,
-    kv_dtype: torch.dtype,
+    kv_format: KVFormat,
     load_format: LoadFormat,
 ) -> TorchModel:
     """Raises ValueError if the device, its memory or the configuration does not allow it."""
     device = transfers.device
     parts = choose_torch_backend(config, transfers, dtype)
-    _check_kv_dtype(config, device, dtype, kv_dtype)
-    sizes = _weight_sizes(model, dtype)
+    if kv_format.dtype != dtype:
+        _check_kv_dtype(parts.attention, device, kv_format.dtype)
+    stored = stored_as(config.model.quantization)
+    coded = coded_parameters(model, stored)
+    sizes = _weight_sizes(model, coded, dtype)
     on_host = 0
     if config.cpu_offload_gb:
         on_host = num_host_layers(sizes.layers, int(config.cpu_offload_gb * _GIB))
@@ -101,29 +113,45 @@ def load_torch_model(
         dtype=dtype,
         device=device,
         num_host_layers=on_host,
+        coded=coded,
     )
-    load_network(network, model_dir, model, load_format=load_format, seed=config.model.seed)
+    load_network(
+        network,
+        model_dir,
+        model,
+        load_format=load_format,
+        tensorizer_file=tensorizer_file_of(config.model),
+        seed=config.model.seed,
+        stored_as=stored,
+    )
     if on_host:
         offload_layers(network, list(network.layers)[-on_host:], device)
+    kinds = {one.layout.kind for rows in coded.values() for one in rows if one.layout}
     return TorchModel(
         network,
         transfers,
-        description=parts.description,
+        description=with_code_kinds(parts.description, kinds),
         sampling=parts.sampling,
-        kv_dtype=kv_dtype,
+        kv_format=kv_format,
         graphs=parts.graphs,
     )
 
 
 def _check_kv_dtype(
-    config: WorkerConfig, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype
+    attention: AttentionBackend, device: torch.device, kv_dtype: torch.dtype
 ) -> None:
-    if kv_dtype == dtype:
-        return
-    if device.type == "cpu":
-        raise ValueError(f"a KV cache of {dtype_name(kv_dtype)} needs the CPU kernels")
-    if config.attention_backend not in (None, "triton"):
-        raise ValueError(f"a KV cache of {dtype_name(kv_dtype)} needs the triton back end")
+    """Of a dtype other than the model's."""
+    name = dtype_name(kv_dtype)
+    if kv_dtype not in EIGHT_BIT_DTYPES:
+        raise ValueError(f"a KV cache of {name} needs the CPU kernels, or a model of {name}")
+    if not attention.supports_scales:
+        raise ValueError(f"a KV cache of {name} needs the triton back end, not {attention.name!r}")
+    if device.type == "cuda":
+        gpu, capability = (
+            torch.cuda.get_device_name(device),
+            torch.cuda.get_device_capability(device),
+        )
+        check_kv_dtype(kv_dtype, gpu, capability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +162,11 @@ class _WeightSizes:
     layers: list[int]
 
 
-def _weight_sizes(model: ModelConfig, dtype: torch.dtype) -> _WeightSizes:
+def _weight_sizes(model: ModelConfig, coded: CodedParameters, dtype: torch.dtype) -> _WeightSizes:
     layers = [0] * model.plan.num_layers
     total = 0
-    for name, parameter in model.plan.parameters.items():
-        size = prod(parameter.shape) * dtype.itemsize
+    for name in model.plan.parameters:
+        size = parameter_bytes(model.plan, name, coded.get(name, ()), dtype)
         total += size
         if name.startswith("layers."):
             layers[int(name.split(".")[1])] += size

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taco_kernels.kv_format import KVFormat
 from taco_proto.steps import IntArray
 from taco_worker.attention.kv_cache import KVCache, bytes_per_block
 from taco_worker.attention.metadata import AttentionMetadata
@@ -15,7 +16,6 @@ from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.backends.torch.plan_weights import NetworkSink
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
-from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import (
     ModelInput,
@@ -41,7 +41,7 @@ class TorchModel:
         *,
         description: str,
         sampling: SamplingOps,
-        kv_dtype: torch.dtype,
+        kv_format: KVFormat,
         graphs: CudaGraphs | None = None,
     ) -> None:
         """`graphs`: CUDA graphs for steps of few tokens, whose launches dominate otherwise."""
@@ -52,11 +52,11 @@ class TorchModel:
         self.max_tree_paths = _ANY if network.supports_trees else 0
         self.device = network.device
         self.hidden_dtype = network.dtype
-        self.kv_layout = f"torch on {network.device.type}, {dtype_name(kv_dtype)}"
+        self.kv_layout = f"torch on {network.device.type}, {kv_format.description}"
         self.kept_hidden = torch.empty((0, 0), dtype=network.dtype, device=network.device)
         self.network = network
         self._transfers = transfers
-        self._kv_dtype = kv_dtype
+        self._kv_format = kv_format
         self._graphs = graphs
         self._kv_cache: KVCache | None = None
         self._max_model_len = 0
@@ -66,7 +66,7 @@ class TorchModel:
         self.network.kept_layers = layers
 
     def kv_block_bytes(self, block_size: int) -> int:
-        return bytes_per_block(self.plan.kv_entries, block_size, self._kv_dtype)
+        return bytes_per_block(self.plan.kv_entries, block_size, self._kv_format)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         self._kv_cache = None  # free the old cache before allocating the new one
@@ -78,7 +78,7 @@ class TorchModel:
             self.plan.kv_entries,
             num_blocks,
             block_size,
-            self._kv_dtype,
+            self._kv_format,
             self.network.device,
         )
         if self._graphs is not None:
@@ -158,7 +158,7 @@ class TorchModel:
             self._transfers,
             description=self.description,
             sampling=self.sampling,
-            kv_dtype=self.hidden_dtype,
+            kv_format=KVFormat(self.hidden_dtype),
         )
         return NetworkSink(network), model
 
