@@ -7,7 +7,7 @@ modules of TACO may change in any release. No name here imports torch.
 from taco_kernels.kv_entry import KVEntry
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.external_recipes import ENTRY_POINT_GROUP, Recipe
-from taco_worker.models.plan import dequantization, ops, views
+from taco_worker.models.plan import ops, views
 from taco_worker.models.plan.attention_block import (
     AttentionSpec,
     HeadNorm,
@@ -79,7 +79,6 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "decoder",
-    "dequantization",
     "expert_layouts",
     "fused_mlp",
     "gated_mlp",

@@ -81,15 +81,18 @@ def test_a_length_that_the_model_does_not_have(tmp_path: Path, checkpoint: Path)
     assert_refused_at_once(Serving(tmp_path, checkpoint, "--max-model-len", "100000"), "100000")
 
 
-def test_a_worker_that_does_not_start(tmp_path: Path) -> None:
+def test_a_tensor_of_another_shape(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model")
     file = model / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
     tensors["model.norm.weight"] = tensors["model.norm.weight"][:5].clone()
     safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
-    assert_ends_with_one_line(
-        Serving(tmp_path, model), "the worker did not start", "wrong shapes: model.norm.weight"
-    )
+    assert_refused_at_once(Serving(tmp_path, model), "wrong shapes: model.norm.weight")
+
+
+def test_kv_blocks_beyond_the_memory(tmp_path: Path, checkpoint: Path) -> None:
+    serving = Serving(tmp_path, checkpoint, "--num-gpu-blocks-override", str(10**9))
+    assert_ends_with_one_line(serving, "KV blocks", "memory are available")
 
 
 @pytest.mark.parametrize(("number", "num_workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])

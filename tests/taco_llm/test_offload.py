@@ -30,11 +30,15 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}], ids=["float32", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
 def test_offloaded_prompts_are_loaded_instead_of_recomputed(
-    checkpoint: Path, options: dict[str, Any]
+    checkpoint: Path, kv_cache_dtype: str
 ) -> None:
-    engine: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 4, **options}
+    engine: dict[str, Any] = {
+        "num_threads": 1,
+        "max_num_seqs": 4,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
     with LLM(str(checkpoint), enable_prefix_caching=False, **engine) as llm:
         expected = tokens(generate(llm, PROMPTS))
     with LLM(

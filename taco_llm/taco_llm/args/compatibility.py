@@ -161,10 +161,6 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "mm_processor_kwargs": _rejected(
         "images, audio and video are not supported", parse=_json_or_text
     ),
-    "quantization_param_path": _rejected("scaling factors of an fp8 KV cache are not supported"),
-    "model_loader_extra_config": _rejected(
-        "no load_format has further options", parse=_json_or_text, neutral=({},)
-    ),
     "override_neuron_config": _rejected(
         "AWS Neuron devices are not supported", parse=_json_or_text, neutral=({},)
     ),

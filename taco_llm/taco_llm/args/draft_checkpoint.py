@@ -7,7 +7,7 @@ from typing import Any
 
 from taco_common.json_file import read_json_object
 from taco_proto.errors import ConfigurationError
-from taco_worker.models.weight_files import stored_tensor_names
+from taco_worker.models.weight_files import stored_tensors
 
 # EAGLE's name of the layer that joins a token's embedding with the target's hidden state.
 _EAGLE_WEIGHT = "fc.weight"
@@ -75,7 +75,7 @@ def _has_eagle_weight(directory: Path) -> bool:
     """
     try:
         for file in filter(Path.is_file, directory.glob("*.safetensors")):
-            if any(_EAGLE_WEIGHT in name for name in stored_tensor_names(file)):
+            if any(_EAGLE_WEIGHT in name for name in stored_tensors(file)):
                 return True
         return any(
             _EAGLE_WEIGHT.encode() in pickled

@@ -9,6 +9,7 @@ from taco_llm.args.model_location import locate_model
 from taco_llm.args.scheduler_args import check_at_least
 from taco_proto.config import DrafterConfig, ModelConfig
 from taco_proto.errors import ConfigurationError
+from taco_worker.quant.registry import quantization_names
 
 _DRAFTER = (DRAFTER,)
 _ENGINE_FIELDS = {item.name: item for item in fields(EngineArgs)}
@@ -40,7 +41,7 @@ class DraftWorkerArgs:
         "--draft-backend kernels, else none.",
         _DRAFTER,
         default=None,
-        choices=("int8", "none"),
+        choices=(*quantization_names(), "none"),
     )
     draft_backend: str = _engine_field("draft_backend")
     dtype: str = _engine_field("dtype")
@@ -83,7 +84,12 @@ class DraftWorkerArgs:
                 model, nor a hub id.
         """
         model = ModelConfig(
-            model=locate_model(self.speculative_model),
+            model=locate_model(
+                self.speculative_model,
+                revision=self.revision,
+                download_dir=self.download_dir,
+                load_format=self.load_format,
+            ),
             served_model_names=(self.speculative_model,),
             revision=self.revision,
             download_dir=self.download_dir,

@@ -15,6 +15,7 @@ from taco_llm.args.speculation_args import SpeculationArgs
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.devices.gpu_presence import runs_on_cpu
+from taco_worker.quant.registry import quantization_names
 
 _MODEL = (GATEWAY, WORKER)
 _TEXT = (GATEWAY,)
@@ -38,8 +39,8 @@ def _flag_groups() -> dict[str, str]:
         (SchedulerArgs, "scheduling"),
     ):
         groups |= dict.fromkeys((item.name for item in flag_fields(table)), title)
-    cache = ("block_size", "kv_cache_dtype", "num_gpu_blocks_override", "enable_prefix_caching")
-    groups |= dict.fromkeys(cache, _KV_GROUP)
+    cache = ("block_size", "kv_cache_dtype", "quantization_param_path", "enable_prefix_caching")
+    groups |= dict.fromkeys((*cache, "num_gpu_blocks_override"), _KV_GROUP)
     return groups | {name: _KV_GROUP for name in groups if name.startswith("apc_offload")}
 
 
@@ -70,8 +71,9 @@ class EngineArgs(DeviceArgs):
     given: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     model: str = flag(
-        "Model to serve: a directory with config.json and weights, a Hugging Face hub id such as "
-        "facebook/opt-125m, or the name of a bundled model such as demo.",
+        "Model to serve: a directory with config.json and weights, a .gguf file, a Hugging Face "
+        "hub id such as facebook/opt-125m, REPOSITORY:Q4_K_M for .gguf files of the hub, or the "
+        "name of a bundled model such as demo.",
         _MODEL,
     )
     served_model_name: tuple[str, ...] = flag(
@@ -135,11 +137,26 @@ class EngineArgs(DeviceArgs):
     )
     load_format: str = flag(
         "Format of the weight files: auto prefers safetensors and falls back to .bin files; pt "
-        "loads only .bin files; safetensors loads only safetensors; mistral loads "
-        "consolidated*.safetensors with Mistral's names; dummy makes random weights for profiling.",
+        "loads only .bin files; npcache (or np-cache) keeps their tensors as NumPy files beside "
+        "them; safetensors loads only safetensors; mistral loads consolidated*.safetensors with "
+        "Mistral's names; gguf loads .gguf files; sharded_state maps what taco_llm convert wrote; "
+        "tensorizer reads model.tensors, which CoreWeave's tensorizer wrote; "
+        "bitsandbytes means --quantization bitsandbytes; dummy makes random weights for profiling.",
         _WORKER,
         default="auto",
-        choices=("auto", "pt", "safetensors", "mistral", "dummy"),
+        choices=(
+            *("auto", "pt", "safetensors", "npcache", "np-cache", "mistral", "sharded_state"),
+            *("gguf", "tensorizer", "bitsandbytes", "dummy"),
+        ),
+    )
+    model_loader_extra_config: Mapping[str, Any] | None = flag(
+        "Options of --load-format as a JSON object. tensorizer reads model.tensors in MODEL, or "
+        'another file: \'{"tensorizer_uri": "/models/llama.tensors"}\'. Default: none.',
+        _WORKER,
+        default=None,
+        parse=json_object,
+        metavar="JSON",
+        is_advanced=True,
     )
     dtype: str = flag(
         "Number format of weights and activations. auto uses the format in the checkpoint's "
@@ -149,13 +166,30 @@ class EngineArgs(DeviceArgs):
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     quantization: str | None = flag(
-        "Quantization of the weights. int8 stores them in 8 bits with one scale per output, and "
-        "rounds activations to 8 bits: half the memory of bfloat16, and faster decoding. Default: "
-        "none.",
+        "Quantization of the weights. int8 stores those of any checkpoint in 8 bits with one scale "
+        "per output, and rounds activations to 8 bits: half the memory of bfloat16, and faster "
+        "decoding. bitsandbytes makes nf4 of an unquantized checkpoint; experts_int8 makes int8 of "
+        "its experts alone. tpu_int8 and neuron_quant mean int8. The name of a checkpoint's own "
+        "method is accepted and changes nothing. Default: the checkpoint's own.",
         _WORKER,
         default=None,
-        choices=("int8",),
+        choices=quantization_names(),
         short="-q",
+    )
+    quantized_activations: str = flag(
+        "Number format of activations in products with the 4-bit and 8-bit integer weights of a "
+        "quantized checkpoint, on a CPU. auto uses int8 for weights in groups of a multiple of 64 "
+        "columns, and bfloat16 for others; int8 fails where a matrix has others. bfloat16 is "
+        "slower, and more exact where channels have outliers.",
+        _WORKER,
+        default="auto",
+        choices=("auto", "int8", "bfloat16"),
+    )
+    quantize_lm_head: bool = flag(
+        "Store the LM head in 8 bits on a CPU where the checkpoint has it in 16 or 32: half of its "
+        "memory, which each token reads. --quantization int8 does so too.",
+        _WORKER,
+        default=False,
     )
     max_model_len: int | None = flag(
         "Maximum tokens of a sequence, prompt and answer together. Default: the limit in the "
@@ -222,11 +256,21 @@ class EngineArgs(DeviceArgs):
         choices=(8, 16, 32),
     )
     kv_cache_dtype: str = flag(
-        "Number format of the KV cache. auto is the format of the weights (--dtype). int8 (CPU) "
-        "and fp8 (GPU) hold about twice as many tokens as bfloat16 in the same memory.",
+        "Number format of the KV cache. auto is fp8 if the quantized checkpoint was made for it, "
+        "else the format of the weights (--dtype). int8 and fp8 (fp8_e4m3) hold about twice as "
+        "many tokens as bfloat16 in the same memory. fp8_e5m2 is less precise.",
         _WORKER,
         default="auto",
-        choices=("auto", "float32", "bfloat16", "int8", "fp8", "fp8_e4m3"),
+        choices=("auto", "float32", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    )
+    quantization_param_path: str | None = flag(
+        "JSON file with the scaling factors of an fp8 KV cache, one per layer, as vLLM reads it. "
+        "No effect with another --kv-cache-dtype. Default: the checkpoint's scales, else one per "
+        "token and head.",
+        _WORKER,
+        default=None,
+        metavar="FILE",
+        is_advanced=True,
     )
     num_gpu_blocks_override: int | None = flag(
         "Number of KV cache blocks on the device that runs the model, GPU or CPU. Default: as "
@@ -283,6 +327,11 @@ class EngineArgs(DeviceArgs):
         if self.block_size not in _CPU_BLOCK_SIZES and runs_on_cpu(self.device):
             shown = not_a_choice(self.block_size, _CPU_BLOCK_SIZES)
             raise ConfigurationError(f"on a CPU block_size={shown}")
+        if self.load_format == "bitsandbytes" and self.quantization not in (None, "bitsandbytes"):
+            raise ConfigurationError(
+                f"load_format=bitsandbytes and quantization={self.quantization} contradict each "
+                "other: give one of them"
+            )
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ConfigurationError(
                 "tokenizer and skip_tokenizer_init contradict each other: give one of them"
@@ -297,7 +346,12 @@ class EngineArgs(DeviceArgs):
             ConfigurationError: the model is a directory without config.json.
         """
         return ModelConfig(
-            model=locate_model(self.model),
+            model=locate_model(
+                self.model,
+                revision=self.revision,
+                download_dir=self.download_dir,
+                load_format=self.load_format,
+            ),
             served_model_names=self.served_model_name or (self.model,),
             tokenizer=None if self.tokenizer is None else locate_model(self.tokenizer, "tokenizer"),
             tokenizer_mode=self.tokenizer_mode,
@@ -307,8 +361,13 @@ class EngineArgs(DeviceArgs):
             download_dir=self.download_dir,
             ignore_patterns=self.ignore_patterns,
             load_format=self.load_format,
+            model_loader_extra_config=self.model_loader_extra_config,
             dtype=self.dtype,
-            quantization=self.quantization,
+            quantization=(
+                "bitsandbytes" if self.load_format == "bitsandbytes" else self.quantization
+            ),
+            quantized_activations=self.quantized_activations,
+            quantize_lm_head=self.quantize_lm_head,
             max_model_len=self.max_model_len,
             disable_sliding_window=self.disable_sliding_window,
             config_format=self.config_format,
@@ -334,6 +393,7 @@ class EngineArgs(DeviceArgs):
             device=self.device,
             block_size=self.block_size,
             kv_cache_dtype=self.kv_cache_dtype,
+            quantization_param_path=self.quantization_param_path,
             num_blocks=self.num_gpu_blocks_override,
             max_num_seqs=self.max_num_seqs,
             max_logprobs=self.max_logprobs,

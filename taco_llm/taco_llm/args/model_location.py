@@ -1,12 +1,18 @@
-"""Resolves the MODEL argument to a directory or a Hugging Face hub id."""
+"""Resolves the MODEL argument to a directory or a Hugging Face hub id.
+
+A model in GGUF becomes a directory in a cache, so that only this module knows of it.
+"""
 
 import re
 from pathlib import Path
 
 from taco_demo.locate import find_model
 from taco_proto.errors import ConfigurationError
+from taco_worker.quant.gguf.checkpoint import only_model
+from taco_worker.quant.gguf.model_directory import model_directory
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_GGUF = re.compile(rf"(?P<repository>{_HUB_ID.pattern}):(?P<kind>[A-Za-z0-9_]+)")
 
 _NEEDED_FILES = {
     "model": ("config.json", "params.json"),
@@ -17,18 +23,41 @@ _NEEDED_FILES = {
 }
 
 
-def locate_model(name: str, what: str = "model") -> str:
+def locate_model(
+    name: str,
+    what: str = "model",
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    load_format: str = "auto",
+) -> str:
     """The directory of the model `name`, or `name` itself if it can be a hub id.
+
+    A .gguf file, a directory that has nothing else, and `repository:QUANTIZATION` become the
+    directory that is made of the files; those of a repository are downloaded.
 
     A directory counts as a model only if it contains config.json or params.json. An unrelated
     directory with the name of a bundled or hub model therefore does not hide that model.
 
+    Args:
+        what: "model" or "tokenizer".
+        revision, download_dir: as of `EngineArgs`.
+        load_format: "gguf": a directory's .gguf files are read even if it has others.
+
     Raises:
-        ConfigurationError: `name` is neither a model's directory, nor a bundled model, nor a hub
-            id.
+        ConfigurationError: `name` is neither a model's directory or file, nor a bundled model, nor
+            a hub id; or a .gguf file is not valid, or not supported.
     """
     directory = Path(name).expanduser()
     needed = _NEEDED_FILES[what]
+    file = _gguf_file(directory, needed, load_format)
+    if file is None and (match := _HUB_GGUF.fullmatch(name)) and not directory.exists():
+        file = _download(match["repository"], match["kind"], revision, download_dir)
+    if file is not None:
+        try:
+            return str(model_directory(file))
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
     if any((directory / file).is_file() for file in needed):
         return str(directory.resolve())
     bundled = find_model(name)
@@ -43,3 +72,26 @@ def locate_model(name: str, what: str = "model") -> str:
             f"{what} path {name!r} does not exist; give a directory, a hub id or a bundled model"
         )
     return name
+
+
+def _gguf_file(path: Path, needed: tuple[str, ...], load_format: str) -> Path | None:
+    """The file of a model in GGUF at `path`; None: there is another kind of model, or nothing."""
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    has_others = any((path / file).is_file() for file in needed)
+    if not path.is_dir() or (has_others and load_format != "gguf"):
+        return None
+    try:
+        return only_model(path)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _download(repository: str, kind: str, revision: str | None, download_dir: str | None) -> Path:
+    from taco_worker.models.gguf_download import download_gguf  # importing it takes 0.2 s
+
+    folder = None if download_dir is None else Path(download_dir)
+    try:
+        return download_gguf(repository, kind, revision, folder)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None

@@ -10,6 +10,7 @@ from taco_llm.args.model_location import locate_model
 from taco_llm.args.scheduler_args import SchedulerArgs
 from taco_proto.config import DEFAULT_FORCED_TOKENS, MAX_SPECULATIVE_TOKENS, SpeculationConfig
 from taco_proto.errors import ConfigurationError
+from taco_worker.quant.registry import quantization_names
 
 NGRAM = "[ngram]"
 
@@ -67,7 +68,7 @@ class SpeculationArgs(SchedulerArgs):
         "keeps the checkpoint's format. Default: int8 with --draft-backend kernels, else none.",
         (DRAFTER,),
         default=None,
-        choices=("int8", "none"),
+        choices=(*quantization_names(), "none"),
     )
     draft_backend: str = flag(
         "Library that computes the draft model: kernels (TACO's CPU kernels) or ipex (Intel's "

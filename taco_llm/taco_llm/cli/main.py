@@ -17,6 +17,7 @@ from taco_llm.cli import (
     certificates,
     chat,
     complete,
+    convert,
     draft_worker,
     gateway,
     keys,
@@ -47,6 +48,7 @@ _COMMANDS = (
     license_command,
     bench,
     plan,
+    convert,
     version,
 )
 

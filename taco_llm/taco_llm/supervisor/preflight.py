@@ -4,7 +4,12 @@ from taco_gateway.text.tokenizer.checks import check_tokenizer_files
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.replica_args import ReplicaArgs
 from taco_worker.models.config import ModelConfig
-from taco_worker.startup_checks import check_memory, check_model
+from taco_worker.startup_checks import (
+    check_activations,
+    check_kv_scales,
+    check_memory,
+    check_model,
+)
 
 
 def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig:
@@ -18,12 +23,15 @@ def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig
 
     Raises:
         ConfigurationError: a file is missing or damaged, the architecture is not supported, a
-            length is out of range, or the model does not fit into memory.
+            length is out of range, scales of the KV cache are missing or invalid, or the model does
+            not fit into memory.
     """
     worker = engine.worker_config()
     check_tokenizer_files(worker.model)
     model = check_model(worker.model, has_weights=not replicas.on_ray)
     if not replicas.on_ray:
+        check_activations(worker, model)
+        check_kv_scales(worker, model)
         check_memory(worker, model, replicas.data_parallel_size)
     drafter = engine.drafter_config()
     if drafter is not None:

@@ -60,5 +60,13 @@ def test_overrides_in_python_are_an_object(model: str) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer_mode", "config_format", "load_format"])
 def test_other_formats_are_rejected_in_one_line(model: str, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name}='gguf' is not available"):
-        EngineArgs(model=model, **{name: "gguf"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=f"{name}='none-such' is not available"):
+        EngineArgs(model=model, **{name: "none-such"})  # type: ignore[arg-type]
+
+
+def test_the_bitsandbytes_load_format_means_its_quantization(model: str) -> None:
+    for quantization in (None, "bitsandbytes"):
+        args = EngineArgs(model=model, load_format="bitsandbytes", quantization=quantization)
+        assert args.model_config().quantization == "bitsandbytes"
+    with pytest.raises(ConfigurationError, match="quantization=int8 contradict each other"):
+        EngineArgs(model=model, load_format="bitsandbytes", quantization="int8")

@@ -234,7 +234,7 @@ def test_a_bad_configuration_file_is_a_one_line_error(
         (["serve"], "MODEL is needed"),
         (["serve", "demo", "--bogus"], "unrecognized arguments: --bogus"),
         (["serve", "demo", "--max-model", "5"], "unrecognized arguments"),
-        (["serve", "demo", "--quantization", "awq"], "'awq' is not available; only int8 is"),
+        (["serve", "demo", "--quantization", "none-such"], "'none-such' is not available"),
         (["serve", "demo", "--port", "x"], "invalid int value"),
         (["serve", "demo", "--port", "70000"], "port must be between"),
         (["serve", "demo", "--grpc-port", "8000"], "port and grpc_port are both 8000"),

@@ -1,0 +1,116 @@
+"""The MODEL argument for models in GGUF: a file, a directory, or files of a hub repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from support.architectures.variants import VARIANTS
+from support.fake_hub import serve_hub
+from support.gguf_files.convert import write_gguf
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.model_location import locate_model
+from taco_proto.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "taco_llm" / "gguf"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return VARIANTS["llama-2-like"].make(tmp_path_factory.mktemp("model") / "hf")
+
+
+@pytest.fixture
+def file(source: Path, tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return write_gguf(source, tmp_path / "models" / "tiny.gguf")
+
+
+def test_file_and_directory(file: Path, cache: Path) -> None:
+    located = Path(locate_model(str(file)))
+    assert located.parent == cache
+    assert locate_model(str(file.parent)) == str(located)
+    assert locate_model(str(located)) == str(located)
+    assert locate_model(str(file), "tokenizer") == str(located)
+    (file.parent / "mmproj-tiny.gguf").touch()
+    assert locate_model(str(file.parent)) == str(located)
+    (file.parent / "other.gguf").touch()
+    with pytest.raises(ConfigurationError, match=r"has several models \(other.gguf, tiny.gguf\)"):
+        locate_model(str(file.parent))
+
+
+def test_directory_with_both_formats(source: Path, file: Path, cache: Path) -> None:
+    for one in source.iterdir():
+        (file.parent / one.name).write_bytes(one.read_bytes())
+    assert locate_model(str(file.parent)) == str(file.parent)
+    assert Path(locate_model(str(file.parent), load_format="gguf")).parent == cache
+
+
+def test_damaged_file(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigurationError, match=r"cannot read .*/bad\.gguf: it ends inside"):
+        locate_model(str(tmp_path / "bad.gguf"))
+
+
+def test_served_name_is_the_argument(file: Path) -> None:
+    config = EngineArgs(model=str(file)).model_config()
+    assert config.served_name == str(file)
+    assert Path(config.model).is_dir()
+
+
+@pytest.fixture
+def fetched(file: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    write_gguf(source, file.parent / "split.gguf", max_tensors=12)
+    parts = {one.name: one.read_bytes() for one in file.parent.glob("split-*")}
+    content = file.read_bytes()
+    repositories = {
+        "org/tiny-GGUF": {
+            "README.md": b"#",
+            "tiny-Q4_K_M.gguf": content,
+            "tiny-Q4_K_S.gguf": content,
+            "mmproj-tiny-Q4_K_M.gguf": b"m",
+            **{f"Q8_0/{name}": part for name, part in parts.items()},
+            "a/tiny-F16.gguf": content,
+            "b/tiny-F16.gguf": content,
+        }
+    }
+    with serve_hub(repositories) as (address, fetched):
+        constants = huggingface_hub.constants
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield fetched
+
+
+def test_repository_and_kind(fetched: list[str], tmp_path: Path) -> None:
+    downloads = str(tmp_path / "downloads")
+    for kind, names in (
+        ("Q4_K_M", ["tiny-Q4_K_M.gguf"]),
+        ("q8_0", [f"Q8_0/split-{i:05}-of-00002.gguf" for i in (1, 2)]),
+    ):
+        fetched.clear()
+        directory = locate_model(f"org/tiny-GGUF:{kind}", download_dir=downloads)
+        assert sorted(fetched) == names
+        assert (Path(directory) / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("org/tiny-GGUF:Q5_0", "has no model of Q5_0; it has Q8_0/split, a/tiny-F16.gguf, b/"),
+        ("org/tiny-GGUF:F16", "has several models of F16: a/tiny-F16.gguf, b/tiny-F16.gguf"),
+        ("org/nothing:F16", "is neither a directory nor a model on the hub"),
+    ],
+)
+@pytest.mark.usefixtures("fetched")
+def test_kind_that_a_repository_lacks(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        locate_model(name, download_dir=str(tmp_path / "downloads"))
