@@ -36,11 +36,12 @@ from bench.grammar.inputs import model_folder
 from bench.grammar.schemas import endless_schema
 from bench.peers.make_checkpoint import SHAPES, number_tokenizer, write_config, write_tokenizer
 from taco_gateway.text.text_engine import TextEngine
+from taco_kernels.cpu.program_structs import Logits
 from taco_llm import AsyncLLMEngine, EngineArgs, SamplingParams, StructuredOutputsParams
 
 PROMPT_TOKENS = 32
 WARM_UP_STEPS = 20
-KERNELS = ("taco_program_forward", "taco_program_logits")
+KERNELS = ("taco_program_forward", "taco_program_logits", "taco_program_decode")
 
 
 @dataclass
@@ -79,7 +80,8 @@ class KernelTimes:
         return getattr(self.lib, name)
 
     def _timed(self, kernel: Callable[..., None]) -> Callable[..., None]:
-        is_forward = kernel is self.lib.taco_program_forward
+        is_forward = kernel is not self.lib.taco_program_logits
+        logits_at = {"taco_program_logits": 2, "taco_program_decode": 3}.get(kernel.__name__)
 
         def run(*args: Any) -> None:
             if is_forward:
@@ -89,8 +91,8 @@ class KernelTimes:
             begun, begun_cpu = time.perf_counter_ns(), time.thread_time_ns()
             if self.runs_kernels:
                 kernel(*args)
-            elif not is_forward:
-                _choose_token_0(args[2]._obj)
+            elif logits_at is not None:
+                _choose_token_0(args[logits_at])
             self.wall += time.perf_counter_ns() - begun
             self.cpu += time.thread_time_ns() - begun_cpu
 
@@ -103,7 +105,10 @@ class KernelTimes:
         return Snapshot(time.perf_counter_ns(), self.wall, self.cpu, threads, wake_ups, stages)
 
 
-def _choose_token_0(logits: Any) -> None:
+def _choose_token_0(argument: Any) -> None:
+    """`argument`: the struct's address, or a reference to it."""
+    is_address = isinstance(argument, int)
+    logits = Logits.from_address(argument) if is_address else argument._obj
     ctypes.memset(logits.token_ids, 0, 4 * logits.count)
     if logits.logprobs:
         ctypes.memset(logits.logprobs, 0, 4 * logits.count)

@@ -1,6 +1,6 @@
-"""Runs every GPU benchmark, in two commands of ten minutes.
+"""Runs every GPU benchmark, in three commands of ten minutes.
 
-    bench/gpu/run.sh --call 1|2 [--minutes 9.5] [--only machine attention …] [--device cpu]
+    bench/gpu/run.sh --call 1|2|3 [--minutes 9.5] [--only machine attention …] [--device cpu]
 
 Runs correctness tests first, then kernels, then a whole model. Each part is a process with a
 time limit and writes its own file of figures under $OUT, or under bench/results/gpu/ if OUT is

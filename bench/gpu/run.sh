@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every GPU benchmark in two calls of ten minutes: see bench/gpu/README.md.
+# Runs every GPU benchmark in three calls of ten minutes: see bench/gpu/README.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 path=$PWD # `bench` itself

@@ -29,6 +29,7 @@ from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.cpu.attention import AttentionCall
 from taco_kernels.cpu.kv_cache import PagedBatch, PagedKV, block_bytes, write_kv
 from taco_kernels.kv_entry import KVEntry
+from taco_kernels.kv_format import KVFormat
 from taco_kernels.library import CpuKernels
 
 
@@ -127,7 +128,7 @@ def chosen_calls(
 
 def layer_bytes(heads: Heads, dtype: torch.dtype) -> int:
     """Returns the bytes of one layer of a block."""
-    return block_bytes(dtype, BLOCK_SIZE, [heads.entry])
+    return block_bytes(KVFormat(dtype), BLOCK_SIZE, [heads.entry])
 
 
 def measure(
@@ -169,7 +170,9 @@ def paged_calls(
     """Returns one call per layer."""
     batch, context, num_new = shape
     blocks_each = -(-context // BLOCK_SIZE)
-    cache = PagedKV.allocate(batch * blocks_each, dtype, BLOCK_SIZE, [heads.entry] * num_layers)
+    cache = PagedKV.allocate(
+        batch * blocks_each, KVFormat(dtype), BLOCK_SIZE, [heads.entry] * num_layers
+    )
     order = torch.randperm(batch * blocks_each, generator=torch.Generator().manual_seed(0))
     tables = order.int().view(batch, blocks_each)
     for sequence in range(batch):

@@ -26,7 +26,8 @@ from bench.kernels import roofline
 from bench.kernels.matmul import PEAKS
 from bench.kernels.rounds import DTYPES, Call, Limits, time_in_turn
 from taco_kernels.cpu.experts import PackedExperts, multiply_experts
-from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.cpu.matmul import EncodedRows, multiply
+from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.library import CpuKernels, load
 from taco_kernels.native.memory import Scratch
 

@@ -22,7 +22,8 @@ import torch
 
 from bench import record
 from bench.kernels.rounds import DTYPES, Limits, load_and_measure_limits, time_in_turn
-from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, empty_operands, multiply
+from taco_kernels.cpu.matmul import EncodedRows, empty_operands, multiply
+from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.library import CpuKernels
 
 # Name: n, k, and what is done with the product.

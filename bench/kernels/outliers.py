@@ -22,7 +22,8 @@ from torch import Tensor
 from bench import record
 from bench.interval import ratio_interval
 from bench.kernels.matmul import COLD_BYTES, MODELS
-from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.cpu.matmul import EncodedRows, multiply
+from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.library import CpuKernels, load
 
 ROWS = (1, 32, 128, 1024)

@@ -1,8 +1,9 @@
 """The engines that can be compared, and how each is started.
 
-`directory` below is filled by `install.sh`: `models/NAME` with a checkpoint,
-`models-ov/NAME-fp16` and `-int8` with OpenVINO's conversions, `models-gguf/NAME.gguf` with
-llama.cpp's, its build `llama.cpp`, and the environments `vllm` and `ov`.
+`directory` below is filled by `install.sh`: `models/NAME` with a checkpoint and `-gptq` and `-awq`
+with its quantized forms, `models-ov/NAME-fp16`, `-int8` and `-int4` with OpenVINO's conversions,
+`models-gguf/NAME.gguf` and `-q4_0` and others with llama.cpp's, its build `llama.cpp`, and the
+environments `vllm` and `ov`.
 """
 
 import sys
@@ -20,18 +21,28 @@ KV_GIB = 4
 SERVED_NAME = "m"
 # llama.cpp allocates its whole KV cache at the start.
 LLAMA_MAX_CONTEXT = 32768
+# Variants of a checkpoint: folders of `models`, and files of `models-gguf`.
+QUANTIZED, GGUF = ("gptq", "awq"), ("q8_0", "q4_0", "q4_k_m")
+# Bits of a weight as an engine's variant stores it; those of a checkpoint are 16.
+WEIGHT_BITS = {"int8": 8, "q8_0": 8, "fp32": 32} | dict.fromkeys(
+    ("gptq", "awq", "q4_0", "q4_k_m", "int4"), 4
+)
 NAMES = (
     "taco",
     "taco-int8",
+    *(f"taco-{variant}" for variant in (*QUANTIZED, *GGUF)),
     "taco-http",
     "taco-int8-http",
     "vllm",
     "vllm-fp32",
     "vllm-http",
+    *(f"vllm-{variant}{way}" for variant in QUANTIZED for way in ("", "-w4a8")),
     "llama-cpp",
+    *(f"llama-cpp-{variant}" for variant in GGUF),
     "openvino",
     "openvino-fp32",
     "openvino-int8",
+    "openvino-int4",
     "transformers",
 )
 
@@ -71,15 +82,27 @@ class Catalogue:
 
     def _taco(self, name: str, variants: set[str], prefix_cache: bool) -> EngineSpec:
         int8 = "int8" in variants
-        options: dict[str, Any] = {"quantization": "int8"} if int8 else {}
+        options: dict[str, Any] = {
+            "num_gpu_blocks_override": num_blocks(self.checkpoint, KV_GIB),
+            "quantization": "int8" if int8 else None,
+        }
         driver = "drive_taco"
+        model = self._gguf(variants) if variants & set(GGUF) else self._quantized(variants)
         if "http" in variants:
             driver = "drive_http"
             flags = ["--quantization", "int8"] if int8 else []
             options = self._served(self._taco_command(prefix_cache) + flags, "taco-llm serve")
-        return self._spec(
-            name, Path(sys.executable), driver, options, prefix_cache, weight_bits=8 if int8 else 16
-        )
+        python = Path(sys.executable)
+        return self._spec(name, python, driver, options, prefix_cache, variants, model=model)
+
+    def _quantized(self, variants: set[str]) -> Path:
+        """The checkpoint in the form of the variants."""
+        found = [variant for variant in QUANTIZED if variant in variants]
+        return self.directory / "models" / "-".join([self.model, *found])
+
+    def _gguf(self, variants: set[str]) -> Path:
+        found = [variant for variant in GGUF if variant in variants]
+        return self.directory / "models-gguf" / f"{'-'.join([self.model, *found])}.gguf"
 
     def _taco_command(self, prefix_cache: bool) -> list[str]:
         return [
@@ -106,14 +129,18 @@ class Catalogue:
                 *("--max-num-seqs", str(MAX_NUM_SEQS), "--port", "{port}", caching),
             ]
             driver, options = "drive_http", self._served(command, "vllm serve")
+        environment = self._vllm_environment()
+        if variants & set(QUANTIZED):
+            environment["VLLM_CPU_INT4_W4A8"] = str(int("w4a8" in variants))
         return self._spec(
             name,
             python,
             driver,
             options,
             prefix_cache,
-            weight_bits=32 if "fp32" in variants else 16,
-            environment=self._vllm_environment(),
+            variants,
+            model=self._quantized(variants),
+            environment=environment,
         )
 
     def _vllm_environment(self) -> dict[str, str]:
@@ -131,34 +158,32 @@ class Catalogue:
     def _llama_cpp(self, name: str, variants: set[str], prefix_cache: bool) -> EngineSpec:
         # A slot holds one sequence; all slots share the KV cache of --ctx-size tokens.
         num_tokens = min(num_blocks(self.checkpoint, KV_GIB) * BLOCK_SIZE, LLAMA_MAX_CONTEXT)
-        gguf = self.directory / "models-gguf" / f"{self.model}.gguf"
         command = [
             str(self.directory / "llama.cpp" / "bin" / "llama-server"),
-            *("--model", str(gguf), "--host", "127.0.0.1", "--port", "{port}"),
+            *("--model", str(self._gguf(variants)), "--host", "127.0.0.1", "--port", "{port}"),
             *("--threads", str(self.threads), "--parallel", str(MAX_NUM_SEQS), "--kv-unified"),
             *("--ctx-size", str(num_tokens), "--log-disable", "--no-webui"),
             "--cache-prompt" if prefix_cache else "--no-cache-prompt",
         ]
         options = self._served(command, "llama.cpp", schema_field="json_schema")
-        python = Path(sys.executable)
-        return self._spec(name, python, "drive_http", options, prefix_cache, weight_bits=16)
+        return self._spec(name, Path(sys.executable), "drive_http", options, prefix_cache, variants)
 
     def _openvino(self, name: str, variants: set[str], prefix_cache: bool) -> EngineSpec:
-        int8 = "int8" in variants
-        precision = "f32" if int8 or "fp32" in variants else "bf16"
+        stored = next((one for one in ("int8", "int4") if one in variants), "fp16")
+        precision = "f32" if stored != "fp16" or "fp32" in variants else "bf16"
         return self._spec(
             name,
             self.directory / "ov" / "bin" / "python",
             "drive_openvino",
             {"INFERENCE_PRECISION_HINT": precision},
             prefix_cache,
-            weight_bits=8 if int8 else 16,
-            model=self.directory / "models-ov" / f"{self.model}-{'int8' if int8 else 'fp16'}",
+            variants,
+            model=self.directory / "models-ov" / f"{self.model}-{stored}",
         )
 
     def _transformers(self, name: str, variants: set[str], prefix_cache: bool) -> EngineSpec:
         python = Path(sys.executable)
-        return self._spec(name, python, "drive_transformers", {}, prefix_cache, weight_bits=16)
+        return self._spec(name, python, "drive_transformers", {}, prefix_cache, variants)
 
     def _served(
         self, command: list[str], version: str, schema_field: str = "structured_outputs"
@@ -177,8 +202,8 @@ class Catalogue:
         driver: str,
         options: dict[str, Any],
         prefix_cache: bool,
+        variants: set[str],
         *,
-        weight_bits: int,
         environment: dict[str, str] | None = None,
         model: Path | None = None,
     ) -> EngineSpec:
@@ -197,5 +222,7 @@ class Catalogue:
             driver=driver,
             settings=settings,
             environment=environment or {},
-            weight_bits=weight_bits,
+            weight_bits=next(
+                (bits for variant, bits in WEIGHT_BITS.items() if variant in variants), 16
+            ),
         )

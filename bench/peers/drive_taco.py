@@ -5,10 +5,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from pathlib import Path
 
 from bench.peers import driver
-from bench.peers.checkpoint_size import BLOCK_SIZE, num_blocks
+from bench.peers.checkpoint_size import BLOCK_SIZE
 from bench.peers.workloads import Request
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.async_engine import AsyncLLMEngine
@@ -69,7 +68,6 @@ def engine_args(settings: driver.Settings) -> EngineArgs:
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         block_size=BLOCK_SIZE,
-        num_gpu_blocks_override=num_blocks(Path(settings.model), settings.kv_gib),
         enable_prefix_caching=settings.prefix_cache,
         log_stats=False,
         **settings.options,

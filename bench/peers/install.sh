@@ -56,7 +56,7 @@ if [ ! -f "$DIRECTORY/llama.cpp/.installed" ]; then
   "$DIRECTORY/llama/bin/cmake" -S "$SOURCE/vendor/llama.cpp" -B "$BUILD" -G Ninja \
     -DCMAKE_MAKE_PROGRAM="$DIRECTORY/llama/bin/ninja" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
-  "$DIRECTORY/llama/bin/cmake" --build "$BUILD" --target llama-server
+  "$DIRECTORY/llama/bin/cmake" --build "$BUILD" --target llama-server llama-quantize
   touch "$BUILD/.installed"
 fi
 
@@ -66,7 +66,20 @@ if [ ! -f "$DIRECTORY/models-gguf/$SHAPE.gguf" ]; then
     "$DIRECTORY/models-gguf/$SHAPE.gguf"
 fi
 
-for FORMAT in fp16 int8; do
+for TYPE in Q8_0 Q4_0 Q4_K_M; do
+  FILE=$DIRECTORY/models-gguf/$SHAPE-$(echo "$TYPE" | tr 'A-Z' 'a-z').gguf
+  if [ ! -f "$FILE" ]; then
+    "$DIRECTORY/llama.cpp/bin/llama-quantize" "$DIRECTORY/models-gguf/$SHAPE.gguf" "$FILE" "$TYPE"
+  fi
+done
+
+for METHOD in gptq awq; do
+  if [ ! -f "$CHECKPOINT-$METHOD/model.safetensors" ]; then
+    "$OURS" "$HERE/make_quantized.py" "$CHECKPOINT" "$CHECKPOINT-$METHOD" --method "$METHOD"
+  fi
+done
+
+for FORMAT in fp16 int8 int4; do
   CONVERTED=$DIRECTORY/models-ov/$SHAPE-$FORMAT
   if [ ! -f "$CONVERTED/openvino_model.xml" ]; then
     HF_HUB_OFFLINE=1 "$DIRECTORY/ov/bin/optimum-cli" export openvino -m "$CHECKPOINT" \

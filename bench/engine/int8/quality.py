@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ ENGINE_TYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, int8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "bfloat16, fp8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+    "bfloat16, fp8_e5m2 KV": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int8, int8 KV": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
 }
@@ -77,11 +79,19 @@ class Quality:
         return " | ".join(cells)
 
 
-def measure_engine(model: str, planting: Planting, windows: Tensor) -> Iterator[Quality]:
-    """Each storage type of the engine, on windows of token ids [count, tokens]."""
+def measure_engine(
+    model: str,
+    planting: Planting,
+    windows: Tensor,
+    storage: Mapping[str, dict[str, Any]] = ENGINE_TYPES,
+) -> Iterator[Quality]:
+    """Each way of storage with its options of `LLM`, on windows of token ids [count, tokens].
+
+    Greedy tokens are compared with those of the first way.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     exact: list[int] | None = None
-    for name, types in ENGINE_TYPES.items():
+    for name, types in storage.items():
         with LLM(model, max_num_seqs=BATCH, **types) as llm:
             outputs = llm.generate(
                 sampling_params=params, prompt_token_ids=windows.tolist(), use_tqdm=False
@@ -129,6 +139,11 @@ def measure_logits(planting: Planting) -> Iterator[Quality]:
             rounding = Rounding(choice, model.parameters)
             logits = [_logits(model, ids, rounding)]
             yield _shown(_compare(shape_name, planting, name, exact, logits, rounding))
+
+
+def exact_perplexity(model: SmallLlama, windows: Tensor) -> float:
+    """Of a model in float32."""
+    return _perplexity([_logits(model, ids, None) for ids in windows.split(BATCH)], windows)
 
 
 def _compare(

@@ -13,6 +13,8 @@ _BATCH = "decode 128x1024"
 _IDLE = ("traced", "idle_share")
 # With less KV, launches and the last wave bound a decode, whatever kernel reads it.
 _BANDWIDTH_BOUND_MB = 256.0
+# Products that are bound by reading their matrix.
+_FEW_ROWS = 16
 _SMALL_PEERS = ("sdpa_flash", "sdpa_cudnn", "xformers")
 # Figures of a part, by name.
 Figures = Mapping[str, Any]
@@ -129,6 +131,32 @@ def _failures(figures: Figures) -> float | None:
     return failed if failed or (suites and whole) else None
 
 
+def _of_bf16(name: str) -> Callable[[Figures], float | None]:
+    """The time per token of a quantized model, relative to the same model's in bfloat16."""
+
+    def find(figures: Figures) -> float | None:
+        times = [figures.get(f"{one}: decode 1x1024", {}).get("itl_ms") for one in (name, "bf16")]
+        return None if None in times else float(times[0] / times[1])
+
+    return find
+
+
+def _few_rows_of_codes(figures: Figures) -> float | None:
+    """Returns the worst bandwidth share of the kernel of codes, of the measured matrices of a layer
+    together, for any format and at 16 rows or fewer.
+    """
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for name, line in figures.items():
+        product, _, rows = name.rpartition(", ")
+        if "share" in line and "," not in product and int(rows.split()[0]) <= _FEW_ROWS:
+            matrices = times.setdefault((product.rpartition(" ")[0], rows), [])
+            matrices.append((line["us"], line["us"] * line["share"]))
+    shares = [
+        sum(least for _, least in found) / sum(us for us, _ in found) for found in times.values()
+    ]
+    return min(shares, default=None)
+
+
 GOALS = (
     Goal("tests that fail on the GPU", "correctness", _failures, 0, at_least=False),
     Goal("attention outputs that are right", "attention", _right, 1),
@@ -143,6 +171,12 @@ GOALS = (
     ),
     Goal("prefill attention, 8k", "attention", _at("prefill 1x8192", "tflops"), 420, "TFLOP/s"),
     Goal("ITL less 3.05e-5 ms a token", "worker", _itl_beyond_context, 4.5, "ms", at_least=False),
+    Goal("products with codes that are right", "quantized", _right, 1),
+    Goal("codes at 16 rows, of the copy bandwidth", "quantized", _few_rows_of_codes, 0.6),
+    Goal("TPOT of FP8", "quantized", _of_bf16("fp8"), 0.62, "times bf16's", at_least=False),
+    Goal(
+        "TPOT of 4 bits", "quantized", _of_bf16("4-bit g128"), 0.45, "times bf16's", at_least=False
+    ),
     Goal("batch 128, 1k: steps", "worker", _at(_BATCH, "tok_per_s"), 14_000, "tok/s"),
     Goal("batch 128, 1k: LLM", "engine", _at(_BATCH, "tok_per_s"), 14_000, "tok/s"),
     Goal("prefill", "worker", _prefill, 38_000, "tok/s"),

@@ -24,7 +24,7 @@ class Part:
     Attributes:
         seconds: its share of the time, relative to the other parts' shares.
         call: the command that runs it: a borrowed machine runs commands of ten minutes at most, so
-            the whole run is two of them.
+            the whole run is three of them.
     """
 
     name: str
@@ -43,6 +43,7 @@ PARTS = (
     Part("engine", 90, "taco_llm.LLM with that model", call=2),
     Part("speculation", 120, "drafts: what verifying them costs, and what they gain", call=2),
     Part("peers", 130, "the same model in transformers", call=2),
+    Part("quantized", 500, "products with quantized codes, steps of an 8B model on them", call=3),
 )
 NUM_CALLS = max(part.call for part in PARTS)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from bench.gpu.inputs.llama import LLAMA_3_8B, TINY
 from taco_worker.models import weight_loading
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.weight_sink import WeightSink
 
 _LOW_ID = 16  # above the special tokens, which are never a successor
 # Scale of the last products of attention and MLP.
@@ -86,7 +87,7 @@ def as_dummy_weights(successors: Successors) -> Iterator[None]:
     """Makes `load_format="dummy"` use these weights meanwhile."""
     make_random = weight_loading._fill_randomly
 
-    def fill(sink: weight_loading.WeightSink, plan: ModelPlan, seed: int) -> None:
+    def fill(sink: WeightSink, plan: ModelPlan, seed: int) -> None:
         make_random(sink, plan, seed)
         generator = torch.Generator(sink.device).manual_seed(seed)
         for name, parameter in plan.parameters.items():

@@ -92,8 +92,16 @@ class WorkerBench:
     """
 
     def __init__(
-        self, context: Context, worker: Worker, floor: Callable[[int, int], float], sizes: Sizes
+        self,
+        context: Context,
+        worker: Worker,
+        floor: Callable[[int, int], float],
+        sizes: Sizes,
+        *,
+        label: str = "",
     ) -> None:
+        """`label`: what the names of decodes begin with."""
+        self._label = label
         self._report = context.report
         self._device = context.device
         self._worker = worker
@@ -135,7 +143,7 @@ class WorkerBench:
         count = min(max(self._sizes.batches), plans.most_sequences)
         self._run_all(list(plans.prefills(count, self._sizes.max_step_tokens)))
         for batch in self._sizes.batches:
-            name = f"decode {batch}x{self._sizes.context}"
+            name = f"{self._label}decode {batch}x{self._sizes.context}"
             if batch > count:
                 self._report.leave_out(name, f"there are KV blocks for {count} sequences only")
             elif self._report.has_time(name, 4.0):

@@ -36,6 +36,10 @@ EXPECTED: dict[str, set[str]] = {
         *("replay, batch 2", "draft, batch 2", "drafting, batch 2"),
     },
     "peers": {"start", "continuous batching", "static cache, decode 2x24"},
+    "quantized": {
+        *("bf16: decode 1x24", "fp8: decode 2x24", "4-bit g128: decode 1x24"),
+        *("fp8 qkv, 1 rows", "4-bit g32 minima down, 20 rows", "int8 gate_up, 20 rows"),
+    },
 }
 
 

@@ -11,6 +11,7 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from bench.gpu.harness.compile_only import compile_only
+from bench.gpu.harness.goals import GOALS, NOT_MEASURED
 from bench.gpu.harness.trace import Trace, summarize
 from bench.gpu.inputs.llama import LLAMA_3_8B, Shape
 from bench.gpu.inputs.mix import SHAREGPT_LIKE, Mix
@@ -19,6 +20,7 @@ from bench.gpu.inputs.successors import Successors
 from bench.gpu.inputs.tokens import Token, differ
 from bench.gpu.parts.correctness import run_suite
 from bench.gpu.parts.machine import Ceilings
+from bench.peers.goals import MET, MISSED
 from taco_proto.steps import IntArray, WorkerInfo
 
 pytestmark = pytest.mark.process
@@ -219,3 +221,23 @@ def test_compiling_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel[(1,)](1)
     kernel[(1,)](1)
     assert warm == [True, False]
+
+
+def test_goals_of_quantized_models() -> None:
+    """The worst format and number of rows; a format's matrices count by the time of each."""
+    figures: dict[str, Any] = {
+        "bf16: decode 1x1024": {"itl_ms": 5.0},
+        "fp8: decode 1x1024": {"itl_ms": 3.0},
+        "fp8 qkv, 16 rows": {"us": 10.0, "share": 0.3, "right": True},
+        "fp8 down, 16 rows": {"us": 30.0, "share": 0.9, "right": True},
+        "fp8 blocks down, 16 rows": {"us": 30.0, "share": 0.8, "right": True},
+        "torch, fp8 down, 16 rows": {"us": 30.0, "share": 0.1, "right": True},
+        "fp8 down, 32 rows": {"us": 30.0, "share": 0.2, "right": False},
+    }
+    found = {goal.text: goal.outcome(figures) for goal in GOALS if goal.part == "quantized"}
+    assert found == {
+        "products with codes that are right": (pytest.approx(4 / 5), MISSED),
+        "codes at 16 rows, of the copy bandwidth": (pytest.approx(0.75), MET),
+        "TPOT of FP8": (pytest.approx(0.6), MET),
+        "TPOT of 4 bits": (None, NOT_MEASURED),
+    }
