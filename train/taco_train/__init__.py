@@ -1,0 +1,1 @@
+"""Distributed training on hosts with slow networks."""

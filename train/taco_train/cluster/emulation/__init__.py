@@ -1,0 +1,1 @@
+"""Hosts and links on one machine: network namespaces, shaped links, and ranks inside them."""
