@@ -1,0 +1,26 @@
+// Collectives that move bytes and do no arithmetic between messages.
+#pragma once
+
+#include <vector>
+
+#include "collective/group.h"
+
+namespace taco::collective {
+
+struct Part {
+    int rank;
+    char* data;
+    size_t bytes;
+};
+
+// Sends and receives all parts together: several parts of one rank arrive in the order they are
+// listed. For `exchange` only the named ranks take part, otherwise all do. Throws Failure.
+void move(Group& group, const Description& description, const std::vector<Part>& sends,
+          const std::vector<Part>& receives);
+
+// From `parent` (-1: this rank is the root) to `children`, in chunks that are passed on as they
+// come. Nothing is sent before all ranks have begun the same operation. Throws Failure.
+void broadcast(Group& group, const Description& description, char* data, size_t bytes, int parent,
+               const std::vector<int>& children);
+
+}  // namespace taco::collective

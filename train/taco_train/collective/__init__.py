@@ -1,0 +1,1 @@
+"""Collectives between ranks: shared memory inside a host, TCP between hosts."""

@@ -1,0 +1,410 @@
+"""Ranks that compute together."""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import socket
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from taco_train.cluster.ranks import Placement
+from taco_train.cluster.store import KeyValueStore
+from taco_train.collective import library
+from taco_train.collective.arguments import check_depth, equal_splits, reduction_of, type_of
+from taco_train.collective.buffers import Buffer, Parts
+from taco_train.collective.connect import connect
+from taco_train.collective.control import Listener
+from taco_train.collective.handle import Handle, State
+from taco_train.collective.levels import FLAT, Levels, make_layout, make_tree, placement_among
+from taco_train.collective.library import TYPES, Description, Kind
+from taco_train.collective.residuals import Residuals, sparse_arguments
+from taco_train.collective.wire import DENSE, FORMATS, Dense, TopK, Wire
+
+# Bytes of a tensor that are in shared memory at once: four slots of this size per rank.
+SLOT_BYTES = 1 << 20
+
+
+class Communicator:
+    """Ranks that compute together: through shared memory inside a host, TCP between hosts.
+
+    All ranks call the same operations in the same order, one thread of a rank at a time; `exchange`
+    alone concerns only the ranks that it names. Tensors are on the CPU. Where ranks call different
+    operations, or a rank is gone or silent, every rank raises CommunicationError, and the
+    communicator is of no use afterwards. Autograd does not see what happens here.
+
+    Args:
+        placement: this rank's, with the hosts of all ranks; `addresses` where there are several.
+        store: reached by all ranks.
+        name: of the communicator: different for those that are made at the same time.
+        timeout_seconds: how long a rank waits for another in one operation while nothing moves.
+        levels: how all-reduces are divided by default.
+
+    Attributes:
+        rank, size: of this rank, and number of ranks.
+        residuals: what TopK has not sent yet: `state_dict` and `load_state_dict` save it.
+
+    Raises:
+        CommunicationError: a rank did not come, or cannot be reached, within the time limit.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        store: KeyValueStore,
+        *,
+        name: str = "world",
+        timeout_seconds: float = 60.0,
+        levels: Levels | None = None,
+    ) -> None:
+        self.placement = placement
+        self.rank, self.size = placement.rank, placement.size
+        self.levels = levels or Levels()
+        self.name = name
+        self.timeout_seconds = timeout_seconds
+        self.residuals = Residuals()
+        self._store = store
+        self._layout = make_layout(placement.rank, placement.hosts, self.levels)
+        self._handle = Handle(placement)
+        self._listener: Listener | None = None
+        if placement.size > 1:
+            self._open()
+
+    def all_reduce(
+        self, tensor: Tensor, op: str = "sum", *, wire: Wire = DENSE, depth: int | None = None
+    ) -> None:
+        """Reduces a tensor in place: the same bits on all ranks and in every run.
+
+        Sums of 16-bit floats accumulate in float32; each level of the hierarchy rounds them once.
+
+        Args:
+            tensor: same shape and dtype on all ranks.
+            op: sum, average, min, max or product. Averages of integers are rounded towards zero.
+            wire: format between hosts. With TopK the result is the sum of what is sent now.
+            depth: 1 to 3 levels, those of `levels` by default.
+        """
+        used = self.levels.depth if depth is None else depth
+        if isinstance(wire, TopK):
+            if op not in ("sum", "average"):
+                raise ValueError(f"all_reduce: op is {op!r}; top-k needs sum or average")
+            if tensor.dtype == torch.float32 and tensor.numel() and len(self._layout.domains) > 1:
+                check_depth(used)
+                self._reduce_in_place(
+                    tensor,
+                    "sparse_all_reduce",
+                    sparse_arguments(
+                        tensor.numel(), op, wire, self.residuals, self._layout, self.rank, used
+                    ),
+                )
+                return
+            wire = DENSE
+        self._all_reduce(tensor, op, wire, used, Kind.ALL_REDUCE)
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it."""
+        self._all_reduce(
+            torch.zeros(1, dtype=torch.uint8), "max", DENSE, self.levels.depth, Kind.BARRIER
+        )
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Overwrites the tensor, of the same shape and dtype on all ranks, by that of `root`."""
+        self._check_rank(root)
+        type_number = type_of(tensor)
+        if self.size == 1:
+            return
+        tensor = tensor.detach()
+        dense = tensor.contiguous()
+        parent, children = make_tree(self.rank, root, self._layout)
+        description = Description(Kind.BROADCAST, type_number, count=tensor.numel(), extra=root)
+        self._handle.call(
+            "broadcast",
+            ctypes.byref(description),
+            dense.data_ptr(),
+            dense.nbytes,
+            parent,
+            len(children),
+            library.int32_array(children),
+        )
+        if dense.data_ptr() != tensor.data_ptr():
+            tensor.copy_(dense)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """All ranks' tensors, in the order of ranks, one after another in the first dimension.
+
+        Args:
+            tensor: at least one dimension; only the first may differ between ranks.
+        """
+        type_of(tensor)
+        if tensor.dim() == 0:
+            raise ValueError("all_gather: the tensor has no dimension; use tensor.reshape(1)")
+        tensor = tensor.detach()
+        if self.size == 1:
+            return tensor.clone()
+        rows = self._exchange_counts(Kind.ALL_GATHER, tensor, [tensor.shape[0]] * self.size)
+        output = tensor.new_empty(sum(rows), *tensor.shape[1:])
+        parts = output.split(rows)
+        parts[self.rank].copy_(tensor)
+        own = tensor.contiguous()
+        others = self._others()
+        self._move(
+            Kind.ALL_GATHER,
+            tensor,
+            Parts.of((rank, own) for rank in others),
+            Parts.of((rank, parts[rank]) for rank in others),
+        )
+        return output
+
+    def all_to_all(
+        self, tensor: Tensor, splits: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Sends a part of the tensor to every rank.
+
+        Args:
+            tensor: at least one dimension; only the first may differ between ranks.
+            splits: rows for every rank, by rank; equal parts by default.
+
+        Returns:
+            the rows from all ranks, in the order of ranks, and an int64 tensor of their numbers.
+        """
+        type_of(tensor)
+        if tensor.dim() == 0:
+            raise ValueError("all_to_all: the tensor has no dimension; use tensor.reshape(1)")
+        tensor = tensor.detach()
+        rows = equal_splits(tensor, self.size) if splits is None else [int(n) for n in splits]
+        if len(rows) != self.size or min(rows) < 0 or sum(rows) != tensor.shape[0]:
+            raise ValueError(
+                f"all_to_all: splits {rows} must be {self.size} numbers whose sum is the first "
+                f"dimension, {tensor.shape[0]}"
+            )
+        if self.size == 1:
+            return tensor.clone(), torch.tensor(rows)
+        received = self._exchange_counts(Kind.ALL_TO_ALL, tensor, rows)
+        output = tensor.new_empty(sum(received), *tensor.shape[1:])
+        sources, targets = tensor.contiguous().split(rows), output.split(received)
+        targets[self.rank].copy_(sources[self.rank])
+        others = self._others()
+        self._move(
+            Kind.ALL_TO_ALL,
+            tensor,
+            Parts.of((rank, sources[rank]) for rank in others),
+            Parts.of((rank, targets[rank]) for rank in others),
+        )
+        return output, torch.tensor(received)
+
+    def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """This rank's part of the reduced tensor.
+
+        Args:
+            tensor: same shape and dtype on all ranks, at least one dimension, which is divided into
+                one part a rank; the first ranks get one row more where it does not divide evenly.
+            op: as for all_reduce.
+        """
+        type_number, reduction = type_of(tensor), reduction_of(op)
+        if tensor.dim() == 0:
+            raise ValueError("reduce_scatter: the tensor has no dimension; use tensor.reshape(1)")
+        tensor = tensor.detach()
+        if self.size == 1:
+            return tensor.clone()
+        quotient, rest = divmod(tensor.shape[0], self.size)
+        rows = [quotient + (rank < rest) for rank in range(self.size)]
+        sources = tensor.contiguous().split(rows)
+        own = sources[self.rank]
+        inputs = own.new_empty(self.size, *own.shape)
+        inputs[self.rank].copy_(own)
+        others = self._others()
+        self._move(
+            Kind.REDUCE_SCATTER,
+            tensor,
+            Parts.of((rank, sources[rank]) for rank in others),
+            Parts.of((rank, inputs[rank]) for rank in others),
+            reduction=reduction,
+        )
+        output = torch.empty_like(own)
+        wide = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+        library.load().taco_collective_reduce(
+            type_number,
+            reduction,
+            wide.data_ptr(),
+            (ctypes.c_void_p * self.size)(*(part.data_ptr() for part in inputs)),
+            self.size,
+            own.numel(),
+            self.size if op == "average" else 0,
+            output.data_ptr(),
+        )
+        return output
+
+    def exchange(
+        self, sends: Sequence[tuple[int, Buffer]], receives: Sequence[tuple[int, Buffer]]
+    ) -> None:
+        """Sends and receives buffers: all progress together. Returns when all have been moved.
+
+        Args:
+            sends: rank and buffer: a contiguous tensor, or bytes.
+            receives: rank and buffer: a contiguous tensor, or a bytearray, of the length that the
+                rank sends. Several of one rank arrive in the order in which it lists them.
+        """
+        for rank, _ in (*sends, *receives):
+            self._check_rank(rank)
+            if rank == self.rank:
+                raise ValueError(f"exchange: rank {rank} cannot send to itself")
+        self._call_move(
+            Description(Kind.EXCHANGE), Parts.of(sends), Parts.of(receives, is_written=True)
+        )
+
+    def subgroup(self, ranks: Sequence[int], name: str) -> Communicator | None:
+        """A communicator of some ranks, renumbered in the order of `ranks`.
+
+        Only its members need to call it.
+
+        Args:
+            ranks: its members, each once.
+            name: different for subgroups that are made at the same time.
+
+        Returns:
+            None if this rank is no member.
+        """
+        members = list(ranks)
+        for rank in members:
+            self._check_rank(rank)
+        if len(set(members)) != len(members) or not members:
+            raise ValueError(f"subgroup: ranks {members} must be different, and one at least")
+        if self.rank not in members:
+            return None
+        return Communicator(
+            placement_among(self.placement, members),
+            self._store,
+            name=f"{self.name}/{name}",
+            timeout_seconds=self.timeout_seconds,
+            levels=self.levels,
+        )
+
+    def abort(self, reason: str = "the communicator was aborted") -> None:
+        """From any thread: the operation in progress and all later ones raise, on all ranks."""
+        self._handle.abort(f"rank {self.rank}: {reason}")
+
+    def state(self) -> State:
+        """From any thread: what this rank does in its operation."""
+        return self._handle.state()
+
+    def close(self) -> None:
+        """Closes connections and memory; other ranks may still be in an earlier operation.
+
+        No thread may be in an operation of this rank: `abort` ends one.
+        """
+        if self._listener:
+            self._listener.close()
+        self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        arrivals: queue.SimpleQueue[tuple[int, socket.socket]] = queue.SimpleQueue()
+        addresses = self.placement.addresses
+        self._listener = Listener(
+            addresses[self.rank] if addresses else "127.0.0.1",
+            lambda rank, connection: arrivals.put((rank, connection)),
+            self._handle.hear,
+            self._handle.answer,
+        )
+        try:
+            connections = connect(
+                self.placement,
+                self._store,
+                f"taco_train/communicator/{self.name}",
+                self._layout.members,
+                SLOT_BYTES,
+                self._listener,
+                arrivals,
+                self.timeout_seconds,
+            )
+            self._handle.open(connections, self._layout, SLOT_BYTES, self.timeout_seconds)
+        except BaseException:
+            self._listener.close()
+            raise
+
+    def _all_reduce(self, tensor: Tensor, op: str, wire: Dense, depth: int, kind: Kind) -> None:
+        type_number, reduction = type_of(tensor), reduction_of(op)
+        check_depth(depth)
+        if self.size == 1:
+            return
+        arguments = library.AllReduceArguments(
+            count=tensor.numel(),
+            kind=kind,
+            type=type_number,
+            reduction=reduction,
+            wire=FORMATS[wire.format],
+            schedule=depth - 1,
+            uses_stage=depth != FLAT,
+            num_shards=self._layout.num_shards,
+        )
+        self._reduce_in_place(tensor, "all_reduce", arguments)
+
+    def _reduce_in_place(
+        self,
+        tensor: Tensor,
+        function: str,
+        arguments: library.AllReduceArguments | library.SparseArguments,
+    ) -> None:
+        tensor = tensor.detach()
+        dense = tensor.contiguous()
+        arguments.data = dense.data_ptr()
+        self._handle.call(function, ctypes.byref(arguments))
+        if dense.data_ptr() != tensor.data_ptr():
+            tensor.copy_(dense)
+
+    def _exchange_counts(self, kind: Kind, tensor: Tensor, rows: Sequence[int]) -> list[int]:
+        """Tells every rank how many rows it gets from this one; checks that rows are alike."""
+        row = 1
+        for extent in tensor.shape[1:]:
+            row *= extent
+        sent = torch.tensor([[count, row] for count in rows])
+        received = torch.empty(self.size, 2, dtype=torch.int64)
+        received[self.rank] = sent[self.rank]
+        others = self._others()
+        self._call_move(
+            Description(kind, TYPES[tensor.dtype], wire=1),
+            Parts.of((rank, sent[rank]) for rank in others),
+            Parts.of((rank, received[rank]) for rank in others),
+        )
+        for rank, (_, length) in enumerate(received.tolist()):
+            if length != row:
+                self._handle.fail_mismatch(
+                    rank,
+                    f"ranks disagree: rows have {length} elements on rank {rank}, {row} on rank "
+                    f"{self.rank}",
+                )
+        return received[:, 0].tolist()
+
+    def _move(
+        self, kind: Kind, tensor: Tensor, sends: Parts, receives: Parts, *, reduction: int = 0
+    ) -> None:
+        count = tensor.numel() if kind is Kind.REDUCE_SCATTER else 0
+        self._call_move(
+            Description(kind, TYPES[tensor.dtype], reduction, count=count), sends, receives
+        )
+
+    def _call_move(self, description: Description, sends: Parts, receives: Parts) -> None:
+        arguments = library.MoveArguments(
+            description,
+            len(sends.ranks),
+            len(receives.ranks),
+            *(sends.rank_array, receives.rank_array),
+            *(sends.data_array, receives.data_array),
+            *(sends.bytes_array, receives.bytes_array),
+        )
+        self._handle.call("move", ctypes.byref(arguments))
+
+    def _others(self) -> list[int]:
+        """The other ranks, the next one first: no rank is the first that all send to."""
+        return [(self.rank + i) % self.size for i in range(1, self.size)]
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank} does not exist: ranks are 0 to {self.size - 1}")

@@ -1,0 +1,191 @@
+"""Connects every rank with every other, and lets the ranks of a host share memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from taco_train.cluster.ranks import Placement
+from taco_train.cluster.store import KeyValueStore, RendezvousError
+from taco_train.collective import library
+from taco_train.collective.control import Endpoint, Listener, Message, Record
+from taco_train.collective.errors import CommunicationError
+
+# A host that does not acknowledge for this long is out of reach: its link is cut.
+LINK_TIMEOUT_SECONDS = 8
+
+
+@dataclass
+class Connections:
+    """Descriptors, which the C++ library takes over.
+
+    Attributes:
+        sockets: by rank; -1 at this rank.
+        bells: eventfds of the ranks that share memory.
+        memory: descriptor of what they share, -1 if the rank is alone.
+        endpoints: of all ranks, by rank.
+    """
+
+    sockets: list[int]
+    bells: list[int]
+    memory: int
+    endpoints: list[Endpoint] = field(default_factory=list)
+
+    def close(self) -> None:
+        for descriptor in (*self.sockets, *self.bells, self.memory):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def connect(
+    placement: Placement,
+    store: KeyValueStore,
+    prefix: str,
+    members: Sequence[int],
+    slot_bytes: int,
+    listener: Listener,
+    arrivals: queue.SimpleQueue[tuple[int, socket.socket]],
+    timeout_seconds: float,
+) -> Connections:
+    """Opens the connections of this rank. All ranks call it at the same time.
+
+    Args:
+        members: ranks that share memory with this one, ascending.
+        arrivals: where `listener` puts the data connections of higher ranks.
+
+    Raises:
+        CommunicationError: a rank cannot be reached, or did not come within the time limit.
+    """
+    rank, own = placement.rank, listener.endpoint
+    deadline = time.monotonic() + timeout_seconds
+    # A name may be used again: every rank counts how often it has.
+    prefix = f"{prefix}/{store.add(f'{prefix}/{rank}/uses', 1)}"
+    store.set(
+        f"{prefix}/{rank}",
+        json.dumps([own.address, own.port, own.unix, own.token.hex()]),
+    )
+    endpoints = [_endpoint(store, prefix, placement, other) for other in range(placement.size)]
+    connections: dict[int, socket.socket] = {}
+    made = Connections([-1] * placement.size, [-1] * len(members), -1, endpoints)
+    try:
+        for other in range(rank):
+            is_local = placement.hosts[other] == placement.host
+            connections[other] = _open(endpoints[other], is_local, placement, other, deadline)
+        while len(connections) < placement.size - 1:
+            other, connection = _next_arrival(arrivals, placement, connections, deadline)
+            connections[other] = connection
+        for connection in connections.values():
+            _tune(connection)
+        if len(members) > 1:
+            _share_memory(made, rank, members, slot_bytes, connections)
+    except BaseException:
+        made.close()
+        for connection in connections.values():
+            connection.close()
+        raise
+    for other, connection in connections.items():
+        connection.setblocking(False)
+        made.sockets[other] = connection.detach()
+    return made
+
+
+def _endpoint(store: KeyValueStore, prefix: str, placement: Placement, other: int) -> Endpoint:
+    try:
+        address, port, unix, token = json.loads(store.get(f"{prefix}/{other}"))
+    except (RendezvousError, RuntimeError) as error:
+        raise _missing(placement, [other], "has not come") from error
+    return Endpoint(address, port, unix, bytes.fromhex(token))
+
+
+def _open(
+    endpoint: Endpoint, is_local: bool, placement: Placement, other: int, deadline: float
+) -> socket.socket:
+    try:
+        connection = endpoint.connect(is_local, max(0.1, deadline - time.monotonic()))
+        endpoint.send(connection, Record(Message.DATA, placement.rank))
+    except OSError as error:
+        raise _missing(placement, [other], f"cannot be reached ({error})") from error
+    return connection
+
+
+def _next_arrival(
+    arrivals: queue.SimpleQueue[tuple[int, socket.socket]],
+    placement: Placement,
+    connections: dict[int, socket.socket],
+    deadline: float,
+) -> tuple[int, socket.socket]:
+    try:
+        return arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        missing = [
+            other
+            for other in range(placement.size)
+            if other != placement.rank and other not in connections
+        ]
+        raise _missing(placement, missing, "has not connected") from None
+
+
+def _missing(placement: Placement, ranks: Sequence[int], what: str) -> CommunicationError:
+    names = ", ".join(f"rank {rank} on host {placement.hosts[rank]}" for rank in ranks)
+    return CommunicationError(
+        f"rank {placement.rank} cannot connect: {names} {what}",
+        rank=ranks[0],
+        host=placement.hosts[ranks[0]],
+        stage="connecting",
+    )
+
+
+def _tune(connection: socket.socket) -> None:
+    if connection.family == socket.AF_UNIX:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        return
+    milliseconds = LINK_TIMEOUT_SECONDS * 1000
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LINK_TIMEOUT_SECONDS - 2),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds),
+    ):
+        connection.setsockopt(level, option, value)
+
+
+def _share_memory(
+    made: Connections,
+    rank: int,
+    members: Sequence[int],
+    slot_bytes: int,
+    connections: dict[int, socket.socket],
+) -> None:
+    """The first rank makes the memory; each hands out a descriptor that wakes it up."""
+    own = members.index(rank)
+    made.bells[own] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    descriptors = [made.bells[own]]
+    if own == 0:
+        made.memory = os.memfd_create("taco_train", os.MFD_CLOEXEC)
+        os.ftruncate(
+            made.memory, library.load().taco_collective_memory_bytes(len(members), slot_bytes)
+        )
+        descriptors.append(made.memory)
+    others = [(index, member) for index, member in enumerate(members) if member != rank]
+    for _, member in others:
+        socket.send_fds(connections[member], [b"f"], descriptors)
+    for index, member in others:
+        _, received, _, _ = socket.recv_fds(connections[member], 1, 2, socket.MSG_CMSG_CLOEXEC)
+        if len(received) != (2 if index == 0 else 1):
+            for descriptor in received:
+                os.close(descriptor)
+            raise CommunicationError(
+                f"rank {member} did not share its memory: it has ended, or has no descriptors left",
+                rank=member,
+                stage="connecting",
+            )
+        made.bells[index] = received[0]
+        if index == 0:
+            made.memory = received[1]

@@ -1,0 +1,1 @@
+"""Compiles and loads the C++ of csrc/."""
