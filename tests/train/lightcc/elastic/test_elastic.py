@@ -1,0 +1,161 @@
+"""`horovodrun --min-np`: a job continues after a rank is killed, and takes a new host in."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.patience import PATIENCE_SECONDS, wait_until
+
+pytestmark = pytest.mark.process
+RUN = [sys.executable, "-m", "taco_train.lightcc.launcher.main"]
+# Ranks have equal batches, so that the result does not depend on their number.
+TRAIN = """
+import os, signal, sys, time
+import torch
+import taco_train.lightcc.horovod.torch as hvd
+
+def model_and_optimizer():
+    torch.manual_seed(3)
+    model = torch.nn.Linear(5, 1)
+    return model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+def step(model, optimizer, number):
+    random = torch.Generator().manual_seed(number)
+    rows = torch.randn(8, 5, generator=random)
+    optimizer.zero_grad()
+    loss = (model(rows) - rows.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+def main(plan):
+    hvd.init()
+    worker = int(os.environ["HOROVOD_ELASTIC_WORKER"])
+    model, optimizer = model_and_optimizer()
+    if worker:
+        torch.nn.init.zeros_(model.weight)  # rank 0's counts
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+
+    @hvd.elastic.run
+    def train(state):
+        print("train", worker, hvd.rank(), hvd.size(), state.step, flush=True)
+        while state.step < 30:
+            if plan == "kill" and worker == 1 and state.step == 12:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if state.step == 20 and hvd.size() != int(sys.argv[2]):
+                state.commit()
+                time.sleep(0.05)  # until hosts have changed
+                continue
+            loss = step(model, optimizer, state.step)
+            state.step += 1
+            if state.step % 5 == 0:
+                state.commit()
+        return loss
+
+    loss = train(state)
+    print("end", worker, hvd.size(), loss, model.weight.tolist(), flush=True)
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+
+class Elastic:
+    """A launcher, whose output is in files, and its hosts."""
+
+    def __init__(self, folder: Path, hosts: str, plan: str, wanted_size: int, *flags: str) -> None:
+        self._folder = folder
+        self.set_hosts(hosts)
+        (folder / "discover").write_text(f"#!/bin/sh\ncat {folder}/hosts\n")
+        (folder / "discover").chmod(0o755)
+        (folder / "train.py").write_text(TRAIN)
+        script = [sys.executable, str(folder / "train.py"), plan, str(wanted_size)]
+        discovery = ["--host-discovery-script", str(folder / "discover")]
+        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+            self.process = subprocess.Popen(
+                [*RUN, "-np", "2", *discovery, *flags, *script], stdout=out, stderr=err
+            )
+
+    def set_hosts(self, lines: str) -> None:
+        (self._folder / "new").write_text(lines)
+        (self._folder / "new").rename(self._folder / "hosts")
+
+    @property
+    def stdout(self) -> str:
+        return (self._folder / "out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self._folder / "err").read_text()
+
+    def wait_for(self, line: str) -> None:
+        def has_come() -> bool:
+            assert self.process.poll() in (None, 0), self.stderr
+            return line in self.stdout
+
+        wait_until(has_come, line)
+
+    def check_result(self, size: int) -> None:
+        """The losses and weights are those of one process."""
+        assert self.process.wait(PATIENCE_SECONDS) == 0, self.stderr
+        namespace: dict[str, object] = {"__name__": "train"}
+        exec(TRAIN, namespace)
+        model, optimizer = namespace["model_and_optimizer"]()  # type: ignore[operator]
+        for number in range(30):
+            loss = namespace["step"](model, optimizer, number)  # type: ignore[operator]
+        ends = re.findall(r"end \d+ (\d+) (\S+) \[\[(.*)\]\]", self.stdout)
+        assert len(ends) == size
+        for found_size, found_loss, weights in ends:
+            assert int(found_size) == size
+            assert float(found_loss) == pytest.approx(loss, rel=1e-3)
+            found = torch.tensor([float(one) for one in weights.split(",")])
+            torch.testing.assert_close(found, model.weight.detach()[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_killed_rank_is_replaced_on_a_new_host(tmp_path: Path) -> None:
+    job = Elastic(tmp_path, "localhost:2\n", "kill", 2, "--min-np", "1", "--max-np", "2")
+    job.wait_for("train 0 0 1 10")  # alone, from the last commit
+    job.set_hosts("localhost:2\n127.0.0.1\n")
+    job.wait_for("train 2 1 2 20")
+    job.check_result(2)
+    assert "horovodrun: worker 1 on host localhost failed with exit code 137" in job.stderr
+
+
+def test_a_host_leaves(tmp_path: Path) -> None:
+    job = Elastic(tmp_path, "127.0.0.1:1\nlocalhost:1\n", "leave", 1, "--min-np", "1")
+    job.wait_for("train 1 1 2 0")
+    job.set_hosts("localhost:1\n")
+    job.wait_for("train 1 0 1 ")
+    job.check_result(1)
+
+
+def test_too_few_ranks_end_the_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    result = subprocess.run(
+        [
+            *RUN,
+            "-np",
+            "2",
+            "--min-np",
+            "2",
+            sys.executable,
+            str(tmp_path / "train.py"),
+            "kill",
+            "2",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env=os.environ,
+    )
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        "horovodrun: 1 ranks are left, --min-np is 2; "
+        "worker 1 on host localhost failed with exit code 137 (SIGKILL)"
+    )

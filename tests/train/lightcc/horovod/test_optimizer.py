@@ -1,0 +1,253 @@
+"""DistributedOptimizer trains as one process does on all data; states are the same on all ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import taco_train.lightcc.horovod.torch as hvd
+from support.train_processes import RankPool
+
+SIZE, STEPS, ROWS = 3, 4, 5
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    with RankPool(SIZE) as pool:
+        pool.run(hvd.init)
+        yield pool
+
+
+def make_model(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2)
+    )
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(100 * rank + step)
+    return torch.randn(ROWS, 6, generator=random), torch.randn(ROWS, 2, generator=random)
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
+    rows, wanted = batch(rank, step)
+    return nn.functional.mse_loss(model(rows), wanted)
+
+
+def train_alone(scale: float = 1.0, passes: int = 1) -> list[Tensor]:
+    """All ranks' batches in one process."""
+    model = make_model(0)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for one in range(passes):
+            losses = [loss_of(model, rank, step * passes + one) for rank in range(SIZE)]
+            (sum(losses) * scale / SIZE).backward()  # type: ignore[union-attr]
+        optimizer.step()
+    return [one.detach() for one in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("options", "scale", "passes"),
+    [
+        ({}, 1.0, 1),
+        ({"op": "Sum"}, SIZE, 1),
+        ({"num_groups": 2}, 1.0, 1),
+        ({"groups": "first and last"}, 1.0, 1),
+        ({"gradient_predivide_factor": 4.0}, 1.0, 1),
+        ({"backward_passes_per_step": 2}, 1.0, 2),
+        ({"named": False}, 1.0, 1),
+        ({"compression": "fp16"}, 1.0, 1),
+    ],
+)
+def test_ranks_train_as_one_process(
+    ranks: RankPool, options: dict[str, Any], scale: float, passes: int
+) -> None:
+    expected = train_alone(scale, passes)
+    results = ranks.run(train, options)
+    tolerance = 2e-2 if "compression" in options else 1e-5
+    for result in results:
+        for one, first, alone in zip(result, results[0], expected, strict=True):
+            assert torch.equal(one, first)
+            torch.testing.assert_close(one, alone, rtol=tolerance, atol=tolerance)
+
+
+def train(options: dict[str, Any]) -> list[Tensor]:
+    model = make_model(hvd.rank())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = wrap(model, torch.optim.Adam(model.parameters(), 0.01), **options)
+    passes = options.get("backward_passes_per_step", 1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for one in range(passes):
+            loss_of(model, hvd.rank(), step * passes + one).backward()
+        optimizer.step()
+    return [one.detach() for one in model.parameters()]
+
+
+def wrap(model: nn.Sequential, optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+    names = model.named_parameters() if options.pop("named", True) else None
+    if "op" in options:
+        options["op"] = getattr(hvd, options["op"])
+    if "compression" in options:
+        options["compression"] = getattr(hvd.Compression, options["compression"])
+    if "groups" in options:
+        options["groups"] = [list(model[0].parameters()), [model[4].weight]]
+    return hvd.DistributedOptimizer(optimizer, named_parameters=names, **options)
+
+
+def test_the_optimizer_keeps_its_class_options_and_schedulers(ranks: RankPool) -> None:
+    ranks.run(keeps_its_class)
+
+
+def keeps_its_class() -> None:
+    model = make_model(0)
+    plain = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    optimizer = wrap(model, plain)
+    assert isinstance(optimizer, torch.optim.SGD)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert optimizer.state_dict()["param_groups"][0]["momentum"] == 0.9
+
+
+def test_clipping_between_synchronize_and_step(ranks: RankPool) -> None:
+    norms = ranks.run(clip)
+    assert len(set(norms)) == 1
+    assert all("combines the gradients again" in one for one in ranks.run(step_after_synchronize))
+
+
+def clip() -> float:
+    model = make_model(0)
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    loss_of(model, hvd.rank(), 0).backward()
+    optimizer.synchronize()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    return norm.item()
+
+
+def step_after_synchronize() -> str:
+    model = make_model(0)
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    loss_of(model, hvd.rank(), 0).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="combines the gradients again") as caught:
+        optimizer.step()
+    return str(caught[0].message)
+
+
+def test_a_gradient_that_only_some_ranks_compute(ranks: RankPool) -> None:
+    results = ranks.run(partly_used)
+    assert all(one == results[0] for one in results)
+
+
+def partly_used() -> list[float]:
+    model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
+    with torch.no_grad():
+        for one in model.parameters():
+            one.fill_(1.0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 1.0), model.named_parameters()
+    )
+    model[hvd.rank() % 2](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return [one.item() for parameter in model.parameters() for one in parameter[0]]
+
+
+def test_sparse_gradients(ranks: RankPool) -> None:
+    for sparse, dense in ranks.run(embed):
+        torch.testing.assert_close(sparse, dense)
+
+
+def embed() -> tuple[Tensor, Tensor]:
+    results = []
+    for as_dense in (False, True):
+        torch.manual_seed(0)
+        model = nn.Embedding(10, 3, sparse=True)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 1.0),
+            model.named_parameters(),
+            sparse_as_dense=as_dense,
+        )
+        model(torch.tensor([hvd.rank(), hvd.rank() + 1])).square().sum().backward()
+        optimizer.step()
+        results.append(model.weight.detach())
+    return results[0], results[1]
+
+
+def test_states_are_the_root_s(ranks: RankPool) -> None:
+    results = ranks.run(broadcast_states)
+    for result in results:
+        assert result["param_groups"] == results[0]["param_groups"]
+        for number, state in results[0]["state"].items():
+            for name, value in state.items():
+                assert torch.equal(result["state"][number][name], value)
+
+
+def broadcast_states() -> dict[str, Any]:
+    model = make_model(hvd.rank())
+    optimizer = torch.optim.Adam(model.parameters(), 0.01 * (hvd.rank() + 1))
+    if hvd.rank() == 1:
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.02)
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def test_synchronized_batch_norm(ranks: RankPool) -> None:
+    alone = nn.BatchNorm2d(3)
+    images = torch.cat([images_of(rank) for rank in range(SIZE)]).requires_grad_()
+    expected = alone(images)
+    (expected * torch.arange(expected.numel()).view_as(expected)).sum().backward()
+    assert images.grad is not None
+    results = ranks.run(normalize)
+    torch.testing.assert_close(torch.cat([one[0] for one in results]), expected.detach())
+    torch.testing.assert_close(
+        torch.cat([one[1] for one in results]), images.grad, rtol=1e-3, atol=1e-2
+    )
+    for _, _, mean, variance in results:
+        torch.testing.assert_close(mean, alone.running_mean)
+        torch.testing.assert_close(variance, alone.running_var)
+
+
+def images_of(rank: int) -> Tensor:
+    return torch.randn(rank + 1, 3, 2, 2, generator=torch.Generator().manual_seed(rank)) * 3 + 1
+
+
+def normalize() -> tuple[Any, ...]:
+    rank = hvd.rank()
+    layer = hvd.SyncBatchNorm(3)
+    images = images_of(rank).requires_grad_()
+    result = layer(images)
+    start = sum(images_of(other).numel() for other in range(rank))
+    (result * torch.arange(start, start + result.numel()).view_as(result)).sum().backward()
+    assert images.grad is not None
+    return result.detach(), images.grad, layer.running_mean, layer.running_var
+
+
+def test_options_that_are_wrong() -> None:
+    model = make_model(0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "needs op=Average"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step is 0; it must be 1 or more"),
+        ({"named_parameters": [("a", model[0].weight)]}, "lacks 5 of the optimizer's parameters"),
+        ({"named_parameters": [("a", one) for one in model.parameters()]}, "repeated: a"),
+        ({"named_parameters": list(model.parameters())}, "pairs of names and parameters"),
+        ({"groups": [[model[0].weight], [model[0].weight]]}, "in one group only"),
+        ({"op": 17}, "op is 17; it must be one of"),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            hvd.DistributedOptimizer(optimizer, **options)

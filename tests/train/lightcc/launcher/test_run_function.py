@@ -1,0 +1,31 @@
+"""`horovod.run` calls a function in ranks of this host."""
+
+import os
+
+import pytest
+
+import horovod
+from taco_train.lightcc.launcher.rank_group import JobError
+
+pytestmark = pytest.mark.process
+
+
+def multiply(factor: int, *, fails_on: int = -1) -> int:
+    rank = int(os.environ["HOROVOD_RANK"])
+    if rank == fails_on:
+        raise ValueError(f"rank {rank} fails")
+    return rank * factor
+
+
+def test_values_come_by_rank() -> None:
+    assert horovod.run(multiply, (10,), np=2) == [0, 10]
+
+
+def test_an_error_names_the_rank() -> None:
+    with pytest.raises(JobError, match="rank 0 on host localhost failed with exit code 1"):
+        horovod.run(multiply, (10,), {"fails_on": 0}, np=1)
+
+
+def test_other_hosts_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"serves this host only, not a\.invalid"):
+        horovod.run(multiply, (1,), np=1, hosts="a.invalid:1")

@@ -1,0 +1,1 @@
+"""Fused and compressed all-reduce, under the APIs of Horovod and DDP."""

@@ -1,0 +1,84 @@
+"""Reduces buckets in a thread, in the order in which every rank submits them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+from taco_train.collective.communicator import Communicator
+from taco_train.lightcc.collective_runner import Reducer
+from taco_train.lightcc.errors import CollectiveError
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Gradients that are reduced together, and whom to tell."""
+
+    buffer: Tensor
+    name: str
+    future: torch.futures.Future[Tensor]
+
+
+class BucketQueue:
+    """Averages buckets over the ranks while the backward pass continues.
+
+    Unlike the engine it needs no negotiation: DistributedDataParallel submits the same buckets in
+    the same order on all ranks.
+
+    Args:
+        communicator: used by the queue's thread alone from now on.
+        reducer: computes the sums.
+        on_close: called at the end, in the closing thread.
+    """
+
+    def __init__(
+        self, communicator: Communicator, reducer: Reducer, on_close: Callable[[], None]
+    ) -> None:
+        self._communicator = communicator
+        self._reducer = reducer
+        self._on_close = on_close
+        self._buckets: SimpleQueue[_Bucket | None] = SimpleQueue()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._serve, name="lightcc-buckets", daemon=True)
+        self._thread.start()
+
+    def average(self, buffer: Tensor, name: str) -> torch.futures.Future[Tensor]:
+        """Submit a bucket.
+
+        Args:
+            buffer: contiguous, on the CPU; it is overwritten by the average.
+            name: the same in each step: errors of compression are kept under it.
+
+        Returns:
+            A future of `buffer`, or of a CollectiveError.
+        """
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._buckets.put(_Bucket(buffer, name, future))
+        return future
+
+    def close(self) -> None:
+        """End the thread after the buckets that are submitted."""
+        self._buckets.put(None)
+        self._thread.join()
+        self._on_close()
+
+    def _serve(self) -> None:
+        while (bucket := self._buckets.get()) is not None:
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                buffer = bucket.buffer
+                self._reducer.all_reduce(
+                    self._communicator, buffer, "sum", [bucket.name], [buffer.numel()]
+                )
+                buffer.div_(self._communicator.size)
+            except Exception as error:
+                self._failure = CollectiveError(str(error))
+                bucket.future.set_exception(self._failure)  # type: ignore[arg-type]
+            else:
+                bucket.future.set_result(buffer)

@@ -1,0 +1,142 @@
+"""Adds buffers over the ranks, in the way that the settings name or the cost model chooses."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taco_train.collective.communicator import Communicator
+from taco_train.collective.levels import FLAT, HOSTS, make_layout
+from taco_train.collective.wire import DENSE, FLOAT16, TopK, Wire
+from taco_train.lightcc.cost_model import Buffer, Costs, Format, Plan, allowed_plans, choose
+from taco_train.lightcc.measure import measure
+from taco_train.lightcc.negotiation.requests import UNNAMED
+from taco_train.lightcc.settings import Settings
+from taco_train.lightcc.unsent import Bucket, Unsent
+
+logger = logging.getLogger(__name__)
+# Messages of such buffers take longer than their bytes, on any link: two levels have the fewest.
+_SMALL_BYTES = 64 << 10
+_FIRST_RATIO = 0.25  # of a warm-up, as in arXiv 1712.01887
+
+
+@dataclass(slots=True)
+class _State:
+    """Of one communicator.
+
+    Attributes:
+        num_hosts: groups of ranks that share memory.
+        unsent: what TopK has not sent.
+        costs: None until a decision needs them.
+        plans: by buffer and whether it may be sent by TopK.
+        logged: the last plan by size class: powers of two.
+    """
+
+    num_hosts: int
+    unsent: Unsent
+    costs: Costs | None = None
+    plans: dict[tuple[Buffer, bool], Plan] = field(default_factory=dict)
+    logged: dict[tuple[int, bool, bool], Plan] = field(default_factory=dict)
+
+
+class BucketReducer:
+    """The reducer of a `CollectiveRunner`.
+
+    All ranks decide alike: settings and measured costs are equal on all of them.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._without_top_k = replace(settings, top_k=False)
+        self._states: weakref.WeakKeyDictionary[Communicator, _State] = weakref.WeakKeyDictionary()
+
+    def all_reduce(
+        self,
+        communicator: Communicator,
+        buffer: Tensor,
+        op: str,
+        names: Sequence[str],
+        sizes: Sequence[int],
+    ) -> None:
+        """See `collective_runner.Reducer`. Tensors without a name are never sent by TopK."""
+        state = self._state(communicator)
+        is_float32_sum = op == "sum" and buffer.dtype == torch.float32
+        can_wait = is_float32_sum and not any(name.startswith(UNNAMED) for name in names)
+        plan = self._plan(communicator, state, Buffer(buffer.nbytes, is_float32_sum), can_wait)
+        depth = HOSTS if plan.two_level else FLAT
+        bucket = Bucket(depth, tuple(names), tuple(sizes))
+        if can_wait and state.num_hosts > 1:
+            state.unsent.prepare(bucket, buffer, keeps=plan.format is Format.TOP_K)
+        communicator.all_reduce(buffer, op, wire=self._wire(plan, bucket), depth=depth)
+
+    def costs(self, communicator: Communicator) -> Costs:
+        """The costs of a communicator, which its ranks measure together on the first call."""
+        state = self._state(communicator)
+        if state.costs is None:
+            state.costs = measure(communicator)
+            if communicator.rank == 0:
+                logger.info("measured: %s", state.costs)
+        return state.costs
+
+    def state_dict(self, communicator: Communicator) -> dict[str, Any]:
+        """What TopK has not sent on this rank, which saves its own; empty without TopK."""
+        unsent = self._state(communicator).unsent
+        if unsent.is_empty:
+            return {}
+        return {"rank": communicator.rank, "size": communicator.size, **unsent.state_dict()}
+
+    def load_state_dict(self, communicator: Communicator, state: Mapping[str, Any]) -> None:
+        """Continue with what `state_dict` gave; a state of another rank is ignored."""
+        if state and (state["rank"], state["size"]) == (communicator.rank, communicator.size):
+            self._state(communicator).unsent.load_state_dict(state)
+
+    def _state(self, communicator: Communicator) -> _State:
+        if (state := self._states.get(communicator)) is None:
+            layout = make_layout(
+                communicator.rank, communicator.placement.hosts, communicator.levels
+            )
+            state = _State(len(layout.domains), Unsent(communicator.residuals))
+            self._states[communicator] = state
+        return state
+
+    def _wire(self, plan: Plan, bucket: Bucket) -> Wire:
+        if plan.format is not Format.TOP_K:
+            return FLOAT16 if plan.format is Format.FLOAT16 else DENSE
+        settings = self._settings
+        return TopK(
+            bucket.key,
+            ratio=settings.top_k_ratio,
+            values="float16" if settings.top_k_fp16 else "float32",
+            momentum=settings.top_k_momentum,
+            warmup_steps=settings.top_k_warmup_steps,
+            first_ratio=max(settings.top_k_ratio, _FIRST_RATIO),
+        )
+
+    def _plan(
+        self, communicator: Communicator, state: _State, buffer: Buffer, can_wait: bool
+    ) -> Plan:
+        if (plan := state.plans.get((buffer, can_wait))) is None:
+            plan = self._decide(communicator, state, buffer, can_wait)
+            state.plans[buffer, can_wait] = plan
+        return plan
+
+    def _decide(
+        self, communicator: Communicator, state: _State, buffer: Buffer, can_wait: bool
+    ) -> Plan:
+        settings = self._settings if can_wait else self._without_top_k
+        plans = allowed_plans(buffer, settings)
+        if len(plans) == 1 or state.num_hosts == 1 or buffer.num_bytes <= _SMALL_BYTES:
+            return plans[0]
+        choice = choose(buffer, self.costs(communicator), settings)
+        size_class = buffer.num_bytes.bit_length(), buffer.is_float32_sum, can_wait
+        if communicator.rank == 0 and state.logged.get(size_class) != choice.plan:
+            state.logged[size_class] = choice.plan
+            kind = "float32 sum" if buffer.is_float32_sum else "other values"
+            logger.info("%d bytes, %s: %s", buffer.num_bytes, kind, choice)
+        return choice.plan

@@ -1,0 +1,234 @@
+"""Computes batches of collectives on a rank's communicators; sums of a batch share a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from taco_train.collective.communicator import Communicator
+from taco_train.lightcc.adasum import adasum
+from taco_train.lightcc.engine import Work
+from taco_train.lightcc.negotiation.requests import Kind, Request
+
+
+@dataclass(slots=True)
+class Call:
+    """What a rank's collective works on.
+
+    Attributes:
+        tensor: the rank's tensor.
+        in_place: the result goes into `tensor`.
+        splits: of an all-to-all: rows for each rank.
+    """
+
+    tensor: Tensor
+    in_place: bool = False
+    splits: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A process set with this rank; `ranks` are numbers among all ranks, in its own order."""
+
+    ranks: tuple[int, ...]
+    communicator: Communicator
+
+
+class Reducer(Protocol):
+    """Adds a buffer over the ranks of a communicator, in the way that it finds best."""
+
+    def all_reduce(
+        self,
+        communicator: Communicator,
+        buffer: Tensor,
+        op: str,
+        names: Sequence[str],
+        sizes: Sequence[int],
+    ) -> None:
+        """Reduce `buffer` in place.
+
+        Args:
+            names, sizes: of the tensors in the buffer; sizes in elements.
+        """
+        ...
+
+
+class CollectiveRunner:
+    """The runner of an engine: see `engine.Runner`.
+
+    Args:
+        world: of all ranks.
+        reducer: computes sums.
+    """
+
+    def __init__(self, world: Communicator, reducer: Reducer) -> None:
+        everyone = tuple(range(world.size))
+        self._groups: dict[int, _Group] = {0: _Group(everyone, world)}
+        self._world = world
+        self._reducer = reducer
+
+    def run(self, requests: Sequence[Request], works: Sequence[Work | None], result: int) -> None:
+        first = requests[0]
+        if first.kind is Kind.ADD_GROUP:
+            self._add_group(first, works, result)
+            return
+        if first.kind is Kind.REMOVE_GROUP:
+            self._remove_group(first)
+            return
+        group = self._groups.get(first.group)
+        if group is None:
+            return  # a process set without this rank
+        calls = [
+            _zeros(request) if work is None else work.input
+            for request, work in zip(requests, works, strict=True)
+        ]
+        outputs = self._compute(group, requests, calls)
+        for work, output in zip(works, outputs, strict=True):
+            if work is not None:
+                work.output = output
+
+    def close(self) -> None:
+        """Close the communicators of process sets; the world's belongs to its maker."""
+        for number, group in self._groups.items():
+            if number:
+                group.communicator.close()
+        self._groups.clear()
+
+    def _compute(
+        self, group: _Group, requests: Sequence[Request], calls: Sequence[Call]
+    ) -> Sequence[object]:
+        kind, communicator = requests[0].kind, group.communicator
+        if kind is Kind.ALL_REDUCE:
+            return self._all_reduce(communicator, requests, calls)
+        if kind is Kind.BARRIER:
+            communicator.barrier()
+            return [None] * len(calls)
+        if kind is Kind.BROADCAST:
+            return [
+                _broadcast(communicator, group.ranks.index(request.root), call)
+                for request, call in zip(requests, calls, strict=True)
+            ]
+        compute = {
+            Kind.ALL_GATHER: _all_gather,
+            Kind.ALL_TO_ALL: _all_to_all,
+            Kind.REDUCE_SCATTER: _reduce_scatter,
+        }[kind]
+        return [
+            compute(communicator, request, call)
+            for request, call in zip(requests, calls, strict=True)
+        ]
+
+    def _all_reduce(
+        self, communicator: Communicator, requests: Sequence[Request], calls: Sequence[Call]
+    ) -> list[Tensor]:
+        first = requests[0]
+        tensors = [call.tensor for call in calls]
+        buffer = _buffer_of(tensors)
+        _scale(buffer, first.prescale)
+        if first.op == "adasum":
+            adasum(communicator, buffer, [tensor.numel() for tensor in tensors])
+        else:
+            op = "sum" if first.op == "average" else first.op
+            names = [request.name for request in requests]
+            sizes = [tensor.numel() for tensor in tensors]
+            self._reducer.all_reduce(communicator, buffer, op, names, sizes)
+        divisor = communicator.size if first.op == "average" else 1
+        _scale(buffer, first.postscale, divisor)
+        return _split(buffer, calls)
+
+    def _add_group(self, request: Request, works: Sequence[Work | None], number: int) -> None:
+        communicator = self._world.subgroup(request.ranks, f"process set {number}")
+        if communicator is not None:
+            self._groups[number] = _Group(request.ranks, communicator)
+        for work in works:
+            if work is not None:
+                work.output = number
+
+    def _remove_group(self, request: Request) -> None:
+        group = self._groups.pop(request.root, None)
+        if group is not None:
+            group.communicator.close()
+
+
+def _zeros(request: Request) -> Call:
+    """What a rank that has joined contributes: zeros, or no rows."""
+    shape = request.shape
+    if request.has_free_rows:
+        shape = (0, *shape[1:])
+    dtype = getattr(torch, request.dtype) if request.dtype else torch.uint8
+    return Call(torch.zeros(shape, dtype=dtype))
+
+
+def _buffer_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors one after the other, on the CPU; never one of the callers' tensors."""
+    if len(tensors) == 1:
+        return tensors[0].detach().to("cpu", copy=True).contiguous().view(-1)
+    buffer = torch.empty(sum(one.numel() for one in tensors), dtype=tensors[0].dtype)
+    start = 0
+    for one in tensors:
+        buffer[start : start + one.numel()].copy_(one.detach().reshape(-1))
+        start += one.numel()
+    return buffer
+
+
+def _split(buffer: Tensor, calls: Sequence[Call]) -> list[Tensor]:
+    outputs, start = [], 0
+    for call in calls:
+        tensor = call.tensor
+        part = buffer[start : start + tensor.numel()].view(tensor.shape)
+        start += tensor.numel()
+        if call.in_place:
+            with torch.no_grad():
+                outputs.append(tensor.copy_(part))
+        elif len(calls) == 1:
+            outputs.append(part.to(tensor.device))
+        else:
+            outputs.append(part.clone().to(tensor.device))
+    return outputs
+
+
+def _scale(buffer: Tensor, factor: float, divisor: int = 1) -> None:
+    """Multiply by `factor`, divide by `divisor`; integers are rounded towards zero."""
+    if factor == 1.0 and divisor == 1:
+        return
+    if buffer.dtype.is_floating_point:
+        buffer.mul_(factor / divisor)
+    elif factor == 1.0:
+        buffer.copy_(torch.div(buffer, divisor, rounding_mode="trunc"))
+    else:
+        buffer.copy_((buffer.double() * (factor / divisor)).trunc())
+
+
+def _all_gather(communicator: Communicator, request: Request, call: Call) -> Tensor:
+    gathered = communicator.all_gather(call.tensor.detach().cpu().contiguous())
+    return gathered.to(call.tensor.device)
+
+
+def _broadcast(communicator: Communicator, root: int, call: Call) -> Tensor:
+    buffer = call.tensor.detach().to("cpu", copy=True).contiguous()
+    communicator.broadcast(buffer, root)
+    if not call.in_place:
+        return buffer.to(call.tensor.device)
+    with torch.no_grad():
+        return call.tensor.copy_(buffer)
+
+
+def _all_to_all(
+    communicator: Communicator, request: Request, call: Call
+) -> tuple[Tensor, list[int]]:
+    received, splits = communicator.all_to_all(call.tensor.detach().cpu().contiguous(), call.splits)
+    return received.to(call.tensor.device), list(splits)
+
+
+def _reduce_scatter(communicator: Communicator, request: Request, call: Call) -> Tensor:
+    buffer = _buffer_of([call.tensor]).view(call.tensor.shape)
+    _scale(buffer, request.prescale)
+    op = "sum" if request.op == "average" else request.op
+    part = communicator.reduce_scatter(buffer, op)
+    divisor = communicator.size if request.op == "average" else 1
+    _scale(part, request.postscale, divisor)
+    return part.to(call.tensor.device)

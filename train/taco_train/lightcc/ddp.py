@@ -1,0 +1,103 @@
+"""LightCC under torch's DistributedDataParallel: one line in a training script."""
+
+# Annotations are evaluated: torch checks those of the hook.
+
+import atexit
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from taco_train.collective.communicator import Communicator
+from taco_train.collective.levels import Levels
+from taco_train.collective.store import connect as find_ranks
+from taco_train.lightcc.bucket_queue import BucketQueue
+from taco_train.lightcc.bucket_reducer import BucketReducer
+from taco_train.lightcc.settings import Settings, settings_from
+
+_queues: list[BucketQueue] = []
+_reductions: list[tuple[BucketReducer, Communicator]] = []  # that of the queue
+_hooked: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def ddp_hook(model: DistributedDataParallel) -> None:
+    """Let LightCC average the gradients of a model on the CPU.
+
+    Args:
+        model: its process group must hold all ranks of the job; no backward pass has run.
+
+    Raises:
+        TypeError: the model is not wrapped by DistributedDataParallel.
+        ValueError: it has a process group of some ranks, or was hooked before.
+        VariableError: a variable of the environment has a value that it cannot have.
+        RendezvousError, CommunicationError: the ranks cannot find or reach each other.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"ddp_hook needs a DistributedDataParallel model, not {type(model).__name__}"
+        )
+    if model in _hooked:
+        raise ValueError("the model has LightCC's hook already")
+    if dist.get_world_size(model.process_group) != dist.get_world_size():
+        raise ValueError("ddp_hook needs the process group of all ranks")
+    if not _queues:
+        _queues.append(open_queue(settings_from()))
+    model.register_comm_hook(_queues[0], _average)
+    _hooked.add(model)
+
+
+def open_queue(settings: Settings) -> BucketQueue:
+    """Connect to the other ranks, as the launcher's variables say.
+
+    Raises:
+        RendezvousError, CommunicationError: the ranks cannot find or reach each other.
+    """
+    placement, store = find_ranks()
+    communicator = Communicator(
+        placement,
+        store,
+        name="ddp",
+        timeout_seconds=settings.timeout_seconds,
+        levels=Levels(intra_size=settings.intra_size),
+    )
+    reducer = BucketReducer(settings)
+    _reductions[:] = [(reducer, communicator)]
+    return BucketQueue(communicator, reducer, communicator.close)
+
+
+def unsent_state() -> dict[str, Any]:
+    """What TopK has not sent on this rank: save it with the optimizer's state, on each rank.
+
+    Returns:
+        A dictionary for torch.save; empty without TopK and before the first backward pass.
+    """
+    return {key: value for one in _reductions for key, value in one[0].state_dict(one[1]).items()}
+
+
+def load_unsent_state(state: dict[str, Any]) -> None:
+    """Continue with what `unsent_state` gave on this rank; call it after `ddp_hook`.
+
+    A state of another rank, or of another number of ranks, is ignored.
+    """
+    for reducer, communicator in _reductions:
+        reducer.load_state_dict(communicator, state)
+
+
+def _average(
+    queue: Any,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[Tensor]:
+    """DDP's communication hook."""
+    result: torch.futures.Future[Tensor] = queue.average(
+        bucket.buffer(), f"bucket {bucket.index()}"
+    )
+    return result
+
+
+@atexit.register
+def _close() -> None:
+    while _queues:
+        _queues.pop().close()

@@ -1,0 +1,41 @@
+"""The job that `hvd.init` has joined, of this process."""
+
+from __future__ import annotations
+
+import itertools
+
+from taco_train.lightcc.horovod.exceptions import NotInitializedError
+from taco_train.lightcc.job import Job
+
+_jobs: list[Job] = []
+_numbers: dict[str, itertools.count[int]] = {}
+
+
+def current() -> Job:
+    """The process's job.
+
+    Raises:
+        NotInitializedError: `hvd.init` was not called.
+    """
+    if not _jobs:
+        raise NotInitializedError
+    return _jobs[0]
+
+
+def is_initialized() -> bool:
+    return bool(_jobs)
+
+
+def set_current(job: Job) -> None:
+    _jobs[:] = [job]
+    _numbers.clear()
+
+
+def take_current() -> Job | None:
+    """The process's job, which it leaves; None: it has not joined one."""
+    return _jobs.pop() if _jobs else None
+
+
+def next_number(kind: str) -> int:
+    """How many unnamed collectives of this kind there were: equal on all ranks."""
+    return next(_numbers.setdefault(kind, itertools.count(1)))

@@ -1,0 +1,63 @@
+"""Adasum in an optimizer: the ranks' updates are combined, not their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from taco_train.lightcc.horovod.ops import Adasum
+from taco_train.lightcc.horovod.torch.compression import Compressor
+from taco_train.lightcc.horovod.torch.handles import synchronize
+from taco_train.lightcc.horovod.torch.reductions import allreduce_async_
+
+
+class AdasumMixin(torch.optim.Optimizer):
+    """Each rank makes the optimizer's step by itself; Adasum combines how far parameters moved."""
+
+    def start_adasum(
+        self,
+        names: dict[torch.nn.Parameter, str],
+        compression: type[Compressor],
+        backward_passes_per_step: int,
+    ) -> None:
+        """Set up."""
+        self._names, self._compression = names, compression
+        self.backward_passes_per_step = backward_passes_per_step
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes come before the next `step`."""
+        self.backward_passes_per_step = passes
+
+    def synchronize(self) -> None:
+        """Nothing is on its way between steps."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Not possible: updates exist after the step alone.
+
+        Raises:
+            AssertionError: always.
+        """
+        raise AssertionError("skip_synchronize() is not possible with Adasum")
+        yield
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """The optimizer's step, from which all ranks arrive at the same parameters."""
+        parameters = [one for one in self._names if one.requires_grad]
+        starts = [one.detach().clone() for one in parameters]
+        loss = super().step(closure)
+        handles = []
+        with torch.no_grad():
+            for parameter, start in zip(parameters, starts, strict=True):
+                delta, context = self._compression.compress(parameter - start)
+                name = f"delta.{self._names[parameter]}"
+                handles.append((allreduce_async_(delta, name=name, op=Adasum), context))
+            for parameter, start, (handle, context) in zip(
+                parameters, starts, handles, strict=True
+            ):
+                delta = self._compression.decompress(synchronize(handle), context)
+                parameter.copy_(start + delta)
+        return loss

@@ -1,0 +1,252 @@
+"""DistributedOptimizer: gradients are combined while the backward pass continues."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taco_train.lightcc.horovod.ops import Adasum, Average, ReduceOp, choose_op
+from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_set
+from taco_train.lightcc.horovod.state import current, is_initialized
+from taco_train.lightcc.horovod.torch.adasum_optimizer import AdasumMixin
+from taco_train.lightcc.horovod.torch.compression import Compression, Compressor
+from taco_train.lightcc.horovod.torch.gradient_groups import groups_of, named
+from taco_train.lightcc.horovod.torch.handles import synchronize
+from taco_train.lightcc.horovod.torch.reductions import (
+    allreduce_async_,
+    grouped_allreduce_async_,
+)
+from taco_train.lightcc.horovod.torch.sparse import sparse_allreduce_async
+
+_UNSENT = "lightcc"  # key of a state
+Parameters = tuple[torch.nn.Parameter, ...]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.nn.Parameter]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """An optimizer of the same class, parameters and state that combines gradients of all ranks.
+
+    Args:
+        optimizer: must not be used beside the result.
+        named_parameters: `model.named_parameters()`; None: parameters are named by their order.
+        backward_passes_per_step: backward passes whose gradients are added before `step`.
+        op: Average, Sum, or Adasum, which combines the ranks' updates.
+        gradient_predivide_factor: with Average, gradients are divided by it before the sum, and
+            the sum is multiplied by it / size after.
+        num_groups, groups: gradients that are combined together: their number, or lists of
+            parameters; `num_groups` is deprecated.
+        sparse_as_dense: sparse gradients are made dense first.
+
+    Raises:
+        ValueError: names are missing or not unique, or options contradict each other.
+    """
+    chosen = choose_op(op, None)
+    if gradient_predivide_factor != 1.0 and chosen is not Average:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+    if backward_passes_per_step < 1:
+        raise ValueError(
+            f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more"
+        )
+    if num_groups < 0:
+        raise ValueError(f"num_groups is {num_groups}; it must be 0 or more")
+    mixin: type = AdasumMixin if chosen is Adasum else GradientMixin
+    base = type(optimizer)
+    wrapped: Any = object.__new__(type(base.__name__, (mixin, base), {}))
+    wrapped.__dict__.update(optimizer.__dict__)
+    names = named(optimizer, named_parameters)
+    if chosen is Adasum:
+        wrapped.start_adasum(names, compression, backward_passes_per_step)
+        return wrapped
+    wrapped.start(
+        names,
+        compression,
+        backward_passes_per_step,
+        chosen,
+        gradient_predivide_factor,
+        groups_of(names, num_groups or groups),
+        sparse_as_dense,
+        process_set,
+    )
+    return wrapped
+
+
+class GradientMixin(torch.optim.Optimizer):
+    """Combines gradients of all ranks before each step of the optimizer that it is mixed into."""
+
+    def start(
+        self,
+        names: dict[torch.nn.Parameter, str],
+        compression: type[Compressor],
+        backward_passes_per_step: int,
+        op: ReduceOp,
+        predivide: float,
+        groups: list[Parameters],
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        """Set up; parameters are hooked into the backward pass."""
+        self._names, self._compression = names, compression
+        self.backward_passes_per_step = backward_passes_per_step
+        self._op, self._predivide = op, predivide
+        self._sparse_as_dense, self._process_set = sparse_as_dense, process_set
+        self._group_of = {parameter: group for group in groups for parameter in group}
+        self._passes_left = dict.fromkeys(names, backward_passes_per_step)
+        self._waiting: dict[Parameters, Callable[[], None]] = {}
+        self._should_synchronize, self._is_synchronized = True, False
+        self._hooks = []
+        if process_set.included():
+            self._hooks = [
+                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+                for parameter in names
+                if parameter.requires_grad
+            ]
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes come before the next `step`."""
+        self.backward_passes_per_step = passes
+        self._passes_left = dict.fromkeys(self._names, passes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the optimizer's; with TopK also what this rank has not sent, if it is something."""
+        state = super().state_dict()
+        if is_initialized():
+            job = current()
+            if unsent := job.reducer.state_dict(job.communicator):
+                state[_UNSENT] = unsent
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the optimizer's; gradients that are on their way are forgotten.
+
+        What another rank has not sent is ignored: let each rank save and load its state.
+        """
+        if _UNSENT in state_dict:
+            job = current()
+            job.reducer.load_state_dict(job.communicator, state_dict[_UNSENT])
+        self._waiting.clear()
+        self._passes_left = dict.fromkeys(self._names, self.backward_passes_per_step)
+        super().load_state_dict(state_dict)
+
+    def synchronize(self) -> None:
+        """Wait until every gradient is combined; gradients that are missing count as zeros."""
+        for group in self._missing_groups():
+            self._submit(group)
+        for group, wait in list(self._waiting.items()):
+            del self._waiting[group]
+            wait()
+        self._passes_left = dict.fromkeys(self._names, self.backward_passes_per_step)
+        self._is_synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """For a `step` after `synchronize`, which gradient clipping needs."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Combine the gradients, then the optimizer's step."""
+        if self._should_synchronize:
+            if self._is_synchronized:
+                warnings.warn(
+                    "step() combines the gradients again after synchronize(): call it in "
+                    "`with optimizer.skip_synchronize():`",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._is_synchronized = False
+        return super().step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's.
+
+        Raises:
+            AssertionError: gradients are on their way.
+        """
+        if self._waiting:
+            raise AssertionError(
+                "zero_grad() was called between backward() and step() or synchronize(): gradients "
+                "are being combined"
+            )
+        super().zero_grad(set_to_none)
+
+    def _on_gradient(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, torch.nn.Parameter)
+        if self._passes_left[parameter] <= 0:
+            raise AssertionError(
+                f"{self._names[parameter]} has more than {self.backward_passes_per_step} "
+                "gradients since the last step(): raise backward_passes_per_step"
+            )
+        self._passes_left[parameter] -= 1
+        group = self._group_of[parameter]
+        if all(self._passes_left[one] == 0 for one in group if one.requires_grad):
+            self._submit(group)
+
+    def _missing_groups(self) -> list[Parameters]:
+        """Groups of which a gradient did not come: another rank may have computed it."""
+        if not self._process_set.included():
+            return []
+        groups = dict.fromkeys(self._group_of[one] for one in self._names if one.requires_grad)
+        return [group for group in groups if group not in self._waiting]
+
+    def _submit(self, group: Parameters) -> None:
+        parameters = [one for one in group if one.requires_grad]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad.is_sparse and self._sparse_as_dense:
+                parameter.grad = parameter.grad.to_dense()
+        if len(parameters) == 1 and parameters[0].grad.is_sparse:  # type: ignore[union-attr]
+            self._waiting[group] = self._submit_sparse(parameters[0])
+        else:
+            self._waiting[group] = self._submit_dense(parameters, is_group=len(group) > 1)
+
+    def _submit_sparse(self, parameter: torch.nn.Parameter) -> Callable[[], None]:
+        gradient = parameter.grad
+        assert gradient is not None
+        wait = sparse_allreduce_async(gradient, self._names[parameter], self._op, self._process_set)
+
+        def finish() -> None:
+            parameter.grad = wait()
+
+        return finish
+
+    def _submit_dense(
+        self, parameters: list[torch.nn.Parameter], *, is_group: bool
+    ) -> Callable[[], None]:
+        pairs = [self._compression.compress(one.grad) for one in parameters]  # type: ignore[arg-type]
+        tensors = [compressed for compressed, _ in pairs]
+        factors = 1.0 / self._predivide, self._predivide
+        settings = (self._names[parameters[0]], self._op, *factors, self._process_set)
+        if is_group:
+            handle = grouped_allreduce_async_(tensors, None, *settings)
+        else:
+            handle = allreduce_async_(tensors[0], None, *settings)
+
+        def finish() -> None:
+            results = synchronize(handle)
+            for one, result, (_, context) in zip(
+                parameters, results if is_group else [results], pairs, strict=True
+            ):
+                combined = self._compression.decompress(result, context)
+                if combined is not one.grad:
+                    one.grad = combined
+
+        return finish

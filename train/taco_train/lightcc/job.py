@@ -1,0 +1,154 @@
+"""A process's part in a training job: its rank, connections, and the engine of its collectives."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from taco_train.cluster.ranks import Placement
+from taco_train.cluster.store import KeyValueStore
+from taco_train.collective.communicator import Communicator
+from taco_train.collective.levels import Levels
+from taco_train.collective.store import connect as find_ranks
+from taco_train.lightcc.bucket_reducer import BucketReducer
+from taco_train.lightcc.collective_runner import CollectiveRunner
+from taco_train.lightcc.engine import Engine
+from taco_train.lightcc.negotiation.coordinator import Coordinator
+from taco_train.lightcc.negotiation.coordinator_server import (
+    TOKEN_BYTES,
+    CoordinatorServer,
+    StallLimits,
+)
+from taco_train.lightcc.negotiation.messages import Batch
+from taco_train.lightcc.negotiation.rank_link import RankLink, connect
+from taco_train.lightcc.settings import Settings
+from taco_train.lightcc.timeline import Timeline
+
+_DEFAULT_FUSION_BYTES = 64 * 2**20
+START_SECONDS = 300.0
+_ADDRESS_KEY = "lightcc/coordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What `open_job` made.
+
+    Attributes:
+        communicator: of all ranks; the engine's thread uses it.
+        server: the coordinator, on rank 0.
+    """
+
+    placement: Placement
+    settings: Settings
+    communicator: Communicator
+    reducer: BucketReducer
+    runner: CollectiveRunner
+    engine: Engine
+    timeline: Timeline
+    server: CoordinatorServer | None
+
+    def close(self) -> None:
+        """Leave the job."""
+        self.engine.close()
+        self.runner.close()
+        self.communicator.close()
+        if self.server is not None:
+            self.server.close()
+        self.timeline.stop()
+
+
+def make_job(placement: Placement, store: KeyValueStore, settings: Settings) -> Job:
+    """Connect this process to the others of the job.
+
+    Raises:
+        CommunicationError: a rank did not come, or cannot be reached.
+    """
+    with ExitStack() as made:  # what is made ends where the rest cannot be
+        job = _make_job(placement, store, settings, made)
+        made.pop_all()
+        return job
+
+
+def _make_job(
+    placement: Placement, store: KeyValueStore, settings: Settings, made: ExitStack
+) -> Job:
+    server = _serve(placement, store, settings) if placement.rank == 0 else None
+    if server is not None:
+        made.callback(server.close)
+    communicator = Communicator(
+        placement,
+        store,
+        timeout_seconds=settings.timeout_seconds,
+        levels=Levels(intra_size=settings.intra_size),
+    )
+    made.callback(communicator.close)
+    timeline = Timeline(placement.rank)
+    if settings.timeline and placement.rank == 0:
+        timeline.start(settings.timeline, marks_cycles=settings.timeline_marks_cycles)
+    address, port, token = store.get(_ADDRESS_KEY).decode().rsplit(" ", 2)
+    connection = connect(address, int(port), token=bytes.fromhex(token), rank=placement.rank)
+
+    def link(on_batch: Callable[[Batch], None], on_lost: Callable[[str], None]) -> RankLink:
+        return RankLink(
+            connection, cycle_seconds=settings.cycle_seconds, on_batch=on_batch, on_lost=on_lost
+        )
+
+    reducer = BucketReducer(settings)
+    runner = CollectiveRunner(communicator, reducer)
+    return Job(
+        placement,
+        settings,
+        communicator,
+        reducer,
+        runner,
+        Engine(runner, link, timeline),
+        timeline,
+        server,
+    )
+
+
+def _serve(placement: Placement, store: KeyValueStore, settings: Settings) -> CoordinatorServer:
+    """Start the coordinator, and tell the ranks where it is."""
+    fusion = settings.fusion_bytes
+    coordinator = Coordinator(
+        placement.size,
+        fusion_bytes=_DEFAULT_FUSION_BYTES if fusion is None else fusion,
+        num_ids=settings.cache_capacity,
+    )
+    warn_seconds = 0.0 if settings.stall_check_disabled else settings.stall_warn_seconds
+    token = secrets.token_bytes(TOKEN_BYTES)
+    address = placement.addresses[0] if placement.addresses else "127.0.0.1"
+    server = CoordinatorServer(
+        coordinator,
+        placement.size,
+        address=address,
+        token=token,
+        limits=StallLimits(warn_seconds, settings.stall_fail_seconds),
+    )
+    server.start()
+    store.set(_ADDRESS_KEY, f"{address} {server.port} {token.hex()}")
+    return server
+
+
+def open_job(
+    settings: Settings,
+    environment: Mapping[str, str] | None = None,
+    *,
+    generation: str | None = None,
+    timeout: float = START_SECONDS,
+) -> Job:
+    """Find the other processes, as the launcher's variables say, and connect to them.
+
+    Args:
+        environment: None: the process's.
+        generation: of the ranks that connect together; None: how often this process has.
+        timeout: seconds to wait for the other processes.
+
+    Raises:
+        RendezvousError: the variables are wrong, or a rank did not come.
+        CommunicationError: a rank cannot be reached.
+    """
+    placement, store = find_ranks(environment, timeout=timeout, generation=generation)
+    return make_job(placement, store, settings)

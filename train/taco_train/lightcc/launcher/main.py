@@ -1,0 +1,57 @@
+"""The command `horovodrun`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from taco_train.cluster.store import RendezvousError
+from taco_train.lightcc.launcher.host_slots import HostsError
+from taco_train.lightcc.launcher.options import Options, make_parser, read_options
+from taco_train.lightcc.launcher.rank_group import JobError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0, that of the first rank that failed, or 2."""
+    options = read_options(make_parser(), sys.argv[1:] if arguments is None else arguments)
+    if options == "version":
+        print(installed_version())
+        return 0
+    if options == "check-build":
+        from taco_train.lightcc.launcher.check_build import check_build
+
+        print(check_build(installed_version()))
+        return 0
+    assert isinstance(options, Options)
+    # torch takes seconds
+    from taco_train.lightcc.launcher.elastic_job import run_elastic
+    from taco_train.lightcc.launcher.static_job import run_static
+
+    try:
+        if options.is_elastic:
+            run_elastic(options)
+        else:
+            run_static(options)
+    except HostsError as error:
+        print(f"horovodrun: error: {error}", file=sys.stderr)
+        return 2
+    except JobError as error:
+        print(f"horovodrun: {error}", file=sys.stderr)
+        return error.code
+    except (RendezvousError, OSError) as error:
+        print(f"horovodrun: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def installed_version() -> str:
+    """Of the distribution; `unknown` where it is run from a checkout."""
+    try:
+        return version("taco-train")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Measures what the cost model needs, in the way in which all-reduces use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from taco_train.collective.communicator import Communicator
+from taco_train.collective.levels import make_layout
+from taco_train.collective.library import TYPES, load
+from taco_train.lightcc.cost_model import Costs, Line
+
+_SMALL_BYTES, _FIRST_BYTES, _MAX_BYTES = 64, 256 << 10, 8 << 20
+# Messages grow until one takes this long, and that many times as long as a small one: the queues of
+# a link hide its rate from shorter ones.
+_LARGE_SECONDS, _LATENCIES = 0.02, 16
+_NUM_SMALL, _NUM_LARGE = 8, 2
+_CONVERTED_BYTES = 1 << 20
+_VALUES_PER_SELECTED = 100  # TopK's default ratio
+
+
+def measure(communicator: Communicator) -> Costs:
+    """Measure; all ranks call it together, and get the same numbers, those of the slowest rank.
+
+    Every rank does what it does in an all-reduce, at the same time as the others, so that a link or
+    a core that several share shows. It takes some 0.2 seconds, on slow links up to 1.
+
+    Raises:
+        CommunicationError: a rank is gone.
+    """
+    layout = make_layout(communicator.rank, communicator.placement.hosts, communicator.levels)
+    own = next(index for index, one in enumerate(layout.domains) if communicator.rank in one)
+    subgroup = communicator.subgroup(layout.members, f"shared memory {own}")
+    assert subgroup is not None
+    with subgroup:
+        memory = _line(communicator, lambda num_bytes: subgroup.all_reduce(_buffer(num_bytes)))
+    nothing = Line(0.0, 0.0)
+    return Costs(
+        num_hosts=len(layout.domains),
+        ranks_per_host=layout.num_shards,
+        ring=_ring(communicator, layout.domains) if len(layout.domains) > 1 else nothing,
+        hosts=_hosts(communicator, layout.domains) if len(layout.domains) > 1 else nothing,
+        memory=memory,
+        convert_per_byte=_convert_per_byte(communicator),
+        top_k=_top_k(communicator),
+    )
+
+
+def _ring(communicator: Communicator, domains: Sequence[tuple[int, ...]]) -> Line:
+    """A step of the flat ring."""
+    order = [rank for domain in domains for rank in domain]
+    place = order.index(communicator.rank)
+    before, after = order[place - 1], order[(place + 1) % len(order)]
+
+    def step(num_bytes: int) -> None:
+        communicator.exchange([(after, _buffer(num_bytes))], [(before, _buffer(num_bytes))])
+
+    return _line(communicator, step)
+
+
+def _hosts(communicator: Communicator, domains: Sequence[tuple[int, ...]]) -> Line:
+    """An exchange of shards between hosts; bytes are those that leave a host."""
+    num_shards = min(map(len, domains))
+    index = next(one.index(communicator.rank) for one in domains if communicator.rank in one)
+    peers = [domain[index] for domain in domains] if index < num_shards else []
+    others = [rank for rank in peers if rank != communicator.rank]
+
+    def step(num_bytes: int) -> None:
+        part = max(num_bytes // (num_shards * (len(domains) - 1)), 1)
+        communicator.exchange(
+            [(rank, _buffer(part)) for rank in others], [(rank, _buffer(part)) for rank in others]
+        )
+
+    return _line(communicator, step)
+
+
+def _convert_per_byte(communicator: Communicator) -> float:
+    count = _CONVERTED_BYTES // 4
+    wide, narrow = torch.ones(count), torch.ones(count, dtype=torch.float16)
+    float32, float16 = TYPES[torch.float32], TYPES[torch.float16]
+
+    def convert() -> None:
+        library = load()
+        library.taco_collective_convert(float16, narrow.data_ptr(), float32, wide.data_ptr(), count)
+        library.taco_collective_convert(float32, wide.data_ptr(), float16, narrow.data_ptr(), count)
+
+    return _seconds(communicator, convert, _NUM_SMALL) / _CONVERTED_BYTES
+
+
+def _top_k(communicator: Communicator) -> Line:
+    """Selection and encoding; what decoding adds is little at such ratios."""
+
+    def encode(num_bytes: int) -> None:
+        count, library = max(num_bytes // 4, 1), load()
+        selected = max(count // _VALUES_PER_SELECTED, 1)
+        encoded = torch.empty(
+            library.taco_collective_encoded_capacity(count, selected, 0), dtype=torch.uint8
+        )
+        library.taco_collective_encode(
+            values.data_ptr(), None, count, selected, 0, encoded.data_ptr()
+        )
+
+    generator = torch.Generator().manual_seed(communicator.rank)
+    values = torch.randn(_CONVERTED_BYTES // 4, generator=generator)
+    latency = _seconds(communicator, lambda: encode(_SMALL_BYTES), _NUM_SMALL)
+    seconds = _seconds(communicator, lambda: encode(_CONVERTED_BYTES), _NUM_SMALL)
+    return Line(latency, max(seconds - latency, 0.0) / _CONVERTED_BYTES)
+
+
+def _line(communicator: Communicator, step: Callable[[int], None]) -> Line:
+    def seconds(num_bytes: int, repeats: int) -> float:
+        return _seconds(communicator, lambda: step(num_bytes), repeats)
+
+    latency = seconds(_SMALL_BYTES, _NUM_SMALL)
+    enough = max(_LARGE_SECONDS, _LATENCIES * latency)
+    size = _FIRST_BYTES
+    while seconds(size, 1) < enough and size < _MAX_BYTES:
+        size *= 2  # meanwhile TCP finds out how fast the link is
+    return Line(latency, max(seconds(size, _NUM_LARGE) - latency, 0.0) / size)
+
+
+def _seconds(communicator: Communicator, call: Callable[[], None], repeats: int) -> float:
+    """The least time of the slowest rank: other work on cores and links only adds."""
+    slowest = []
+    for _ in range(repeats):
+        communicator.barrier()
+        begun = time.perf_counter()
+        call()
+        seconds = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
+        communicator.all_reduce(seconds, "max")
+        slowest.append(seconds.item())
+    return min(slowest)
+
+
+def _buffer(num_bytes: int) -> torch.Tensor:
+    return torch.zeros(max(num_bytes // 4, 1))

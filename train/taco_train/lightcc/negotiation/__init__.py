@@ -1,0 +1,1 @@
+"""Ranks agree on the order of named collectives, which they submit in different orders."""

@@ -1,0 +1,327 @@
+"""Decides which collectives run, in which order: the part of rank 0, without threads or sockets.
+
+The protocol is Horovod's (arXiv 1802.05799): a collective runs once every rank of its process set
+has submitted it under the same name, and small all-reduces of the same kind share a buffer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from taco_train.lightcc.negotiation.messages import Batch, Ready
+from taco_train.lightcc.negotiation.requests import Kind, Request
+
+_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+_NOT_NUMBERED = frozenset({Kind.ALL_GATHER, Kind.ALL_TO_ALL, Kind.ADD_GROUP, Kind.REMOVE_GROUP})
+_WITH_ZEROS = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.BROADCAST, Kind.BARRIER})
+Key = tuple[int, str]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A name that some ranks wait for.
+
+    Attributes:
+        requests: by rank.
+        since: when the first rank submitted it, in seconds.
+        was_reported: whether a stall warning has named it.
+    """
+
+    since: float
+    requests: dict[int, Request] = field(default_factory=dict)
+    was_reported: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A collective that some ranks submitted long ago, and others have not.
+
+    Attributes:
+        name: of the collective.
+        ready, missing: ranks.
+        seconds: since the first rank submitted it.
+    """
+
+    name: str
+    ready: tuple[int, ...]
+    missing: tuple[int, ...]
+    seconds: float
+
+
+class Coordinator:
+    """Knows what each rank is ready for.
+
+    Args:
+        size: number of ranks.
+        fusion_bytes: the size of a fused buffer, at most; 0: nothing is fused.
+        num_ids: how many requests may have a number, which is shorter than the request.
+    """
+
+    def __init__(self, size: int, *, fusion_bytes: int, num_ids: int = 1024) -> None:
+        self._size = size
+        self.fusion_bytes = fusion_bytes
+        self._num_ids = num_ids
+        self._groups: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
+        self._next_group = 1
+        self._pending: dict[Key, _Pending] = {}
+        self._complete: dict[Key, None] = {}  # in the order of their completion
+        self._joined: list[int] = []  # in the order of their joining
+        self._left: set[int] = set()
+        self._blocked: set[int] = set()
+        self._numbered: dict[int, Request] = {}
+        self._number_of: dict[Request, int] = {}
+        self._last_change = 0.0
+
+    @property
+    def num_left(self) -> int:
+        """Ranks that have shut down."""
+        return len(self._left)
+
+    def receive(self, rank: int, ready: Ready, now: float) -> None:
+        """Note what a rank is ready for.
+
+        Raises:
+            ValueError: the message contradicts what the rank sent before.
+        """
+        requests = [*map(self._request_of, ready.ids), *ready.requests]
+        if requests or ready.joined or ready.leaving:
+            self._last_change = now
+            self._blocked.discard(rank)
+        if ready.blocked:
+            self._blocked.add(rank)
+        for request in requests:
+            pending = self._pending.setdefault(request.key, _Pending(now))
+            if rank in pending.requests:
+                raise ValueError(f"rank {rank} submitted {request.name} twice")
+            pending.requests[rank] = request
+            self._note_if_complete(request.key)
+        if ready.joined and rank not in self._joined:
+            self._joined.append(rank)
+            for key in list(self._pending):
+                self._note_if_complete(key)
+        if ready.leaving:
+            self._left.add(rank)
+
+    def lose(self, rank: int) -> None:
+        """A rank is gone without a word."""
+        self._left.add(rank)
+
+    def take_batches(self) -> list[Batch]:
+        """What all ranks run next, in this order."""
+        batches = []
+        if self._left:
+            batches += self._fail_all(f"rank {min(self._left)} has shut down")
+        keys, self._complete = list(self._complete), {}
+        units = self._units(keys)
+        batches += [one for unit in self._fused(units) for one in self._run(unit)]
+        if len(self._joined) == self._size:
+            batches.append(Batch(is_join=True, result=self._joined[-1]))
+            self._joined.clear()
+        return batches
+
+    def stalls(self, now: float, after_seconds: float) -> list[Stall]:
+        """Names that wait longer than this and have not been reported."""
+        found = []
+        for pending in self._pending.values():
+            if pending.was_reported or now - pending.since < after_seconds:
+                continue
+            pending.was_reported = True
+            found.append(self._stall(pending, now))
+        return found
+
+    def fail_stalled(self, now: float, after_seconds: float) -> list[Batch]:
+        """End what has waited longer than this."""
+        keys = [k for k, one in self._pending.items() if now - one.since >= after_seconds]
+        return self._fail(keys, f"some ranks have not submitted it for {after_seconds:g} seconds")
+
+    def fail_deadlocked(self, now: float, after_seconds: float) -> list[Batch]:
+        """End all if every rank waits, and none has submitted anything for a while."""
+        if len(self._blocked) + len(self._joined) < self._size or not self._blocked:
+            return []
+        if self._complete or now - self._last_change < after_seconds:
+            return []
+        self._blocked.clear()
+        return self._fail(list(self._pending), "every rank waits, and not for the same names")
+
+    def _request_of(self, number: int) -> Request:
+        if number not in self._numbered:
+            raise ValueError(f"no request has the number {number}")
+        return self._numbered[number]
+
+    def _members(self, key: Key) -> tuple[int, ...]:
+        return self._groups.get(key[0], ())
+
+    def _note_if_complete(self, key: Key) -> None:
+        waiting = self._pending[key].requests
+        if all(rank in waiting or rank in self._joined for rank in self._members(key)):
+            self._complete[key] = None
+
+    def _units(self, keys: list[Key]) -> Iterator[list[Key]]:
+        """Keys that must run together; those of incomplete units wait for the others."""
+        labelled: dict[str, list[Key]] = defaultdict(list)
+        for key in keys:
+            example = next(iter(self._pending[key].requests.values()))
+            if not example.together:
+                yield [key]
+                continue
+            unit = labelled[example.together]
+            unit.append(key)
+            if len(unit) == example.num_together:
+                yield labelled.pop(example.together)
+        self._complete = {key: None for unit in labelled.values() for key in unit}
+
+    def _fused(self, units: Iterable[list[Key]]) -> Iterator[list[Key]]:
+        """Units of the same kind of sum, joined as long as they fit into one buffer."""
+        open_buffers: dict[Request, tuple[list[Key], int]] = {}
+        buffers: list[list[Key]] = []
+        for unit in units:
+            signature = self._signature(unit)
+            size = sum(map(self._bytes, unit))
+            if signature is None:
+                buffers.append(unit)
+                continue
+            keys, used = open_buffers.get(signature, ([], 0))
+            if not keys or used + size > self.fusion_bytes:
+                keys, used = [], 0
+                buffers.append(keys)
+            keys += unit
+            open_buffers[signature] = (keys, used + size)
+        yield from buffers
+
+    def _signature(self, unit: list[Key]) -> Request | None:
+        """What requests must share to use one buffer; None: these use none with others."""
+        first = self._example(unit[0])
+        if self.fusion_bytes <= 0 or first.kind is not Kind.ALL_REDUCE or first.op == "adasum":
+            return None
+        return Request(
+            first.kind,
+            "",
+            first.dtype,
+            op=first.op,
+            group=first.group,
+            device=first.device,
+            prescale=first.prescale,
+            postscale=first.postscale,
+        )
+
+    def _run(self, keys: list[Key]) -> Iterator[Batch]:
+        """The batch of a buffer, after a batch for each of its requests that is in error."""
+        good: list[Request] = []
+        all_numbered = not self._joined
+        for key in keys:
+            pending = self._pending.pop(key)
+            request = next(iter(pending.requests.values()))
+            error = self._error_of(key, pending)
+            if error:
+                yield Batch(requests=[request], error=error)
+                continue
+            good.append(request)
+            all_numbered = all_numbered and request in self._number_of
+        if not good:
+            return
+        if all_numbered:
+            yield Batch(ids=[self._number_of[one] for one in good])
+            return
+        result = self._change_groups(good[0])
+        yield Batch(requests=good, new_ids=self._number(good), result=result)
+
+    def _number(self, requests: list[Request]) -> list[int]:
+        """Numbers for all of these, or none."""
+        new = [one for one in requests if one not in self._number_of]
+        if any(one.kind in _NOT_NUMBERED or one.is_unnamed for one in requests):
+            return []
+        if len(self._numbered) + len(new) > self._num_ids:
+            return []
+        for one in new:
+            number = len(self._numbered)
+            self._numbered[number], self._number_of[one] = one, number
+        return [self._number_of[one] for one in requests]
+
+    def _change_groups(self, request: Request) -> int:
+        if request.kind is Kind.ADD_GROUP:
+            number = self._next_group
+            self._next_group += 1
+            self._groups[number] = request.ranks
+            return number
+        if request.kind is Kind.REMOVE_GROUP:
+            del self._groups[request.root]
+        return -1
+
+    def _error_of(self, key: Key, pending: _Pending) -> str:
+        """Why the requests of the ranks cannot run as one collective; "": they can."""
+        by_rank = dict(sorted(pending.requests.items()))
+        first, *others = by_rank.values()
+        absent = [rank for rank in self._members(key) if rank not in by_rank]
+        if absent and (first.kind not in _WITH_ZEROS or first.op not in ("", "sum", "average")):
+            what = " ".join(filter(None, (first.kind, first.op)))
+            return f"{what} is not possible after a rank has joined"
+        if first.kind is Kind.BROADCAST and first.root in absent:
+            return f"the root rank {first.root} has joined"
+        for other in others:
+            if name := first.difference(other):
+                return f"ranks differ in {name}: {_values(by_rank, name)}"
+        members = self._members(key)
+        if first.kind is Kind.BROADCAST and first.root not in members:
+            return f"the root rank {first.root} is not in the process set {list(members)}"
+        if first.kind is Kind.ADD_GROUP:
+            return self._group_error(first)
+        if first.kind is Kind.REMOVE_GROUP and first.root not in self._groups:
+            return f"there is no process set {first.root}"
+        return ""
+
+    def _group_error(self, request: Request) -> str:
+        if any(rank >= self._size for rank in request.ranks) or not request.ranks:
+            return f"the process set {list(request.ranks)} is not one of {self._size} ranks"
+        if request.ranks in self._groups.values():
+            return f"a process set {list(request.ranks)} exists"
+        return ""
+
+    def _fail_all(self, reason: str) -> list[Batch]:
+        self._complete.clear()
+        return self._fail(list(self._pending), reason)
+
+    def _fail(self, keys: list[Key], reason: str) -> list[Batch]:
+        batches = []
+        for key in keys:
+            pending = self._pending.pop(key)
+            request = next(iter(pending.requests.values()))
+            stall = self._stall(pending, pending.since)
+            missing = f"; missing ranks: {_list(stall.missing)}" if stall.missing else ""
+            batches.append(Batch(requests=[request], error=f"{reason}{missing}"))
+        self._complete = {key: None for key in self._complete if key in self._pending}
+        return batches
+
+    def _stall(self, pending: _Pending, now: float) -> Stall:
+        example = next(iter(pending.requests.values()))
+        ready = tuple(sorted(pending.requests))
+        missing = tuple(
+            rank
+            for rank in self._members(example.key)
+            if rank not in pending.requests and rank not in self._joined
+        )
+        return Stall(example.name, ready, missing, now - pending.since)
+
+    def _example(self, key: Key) -> Request:
+        return next(iter(self._pending[key].requests.values()))
+
+    def _bytes(self, key: Key) -> int:
+        example = self._example(key)
+        return example.num_elements * _ITEM_BYTES.get(example.dtype, 1)
+
+
+def _values(by_rank: dict[int, Request], name: str) -> str:
+    """ "rank 0 has 3, ranks 1, 2 have 4"."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, request in by_rank.items():
+        ranks[request.describe(name)].append(rank)
+    return "; ".join(f"{value} on {_ranks(some)}" for value, some in ranks.items())
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {_list(ranks)}"
+
+
+def _list(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))

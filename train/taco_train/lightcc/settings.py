@@ -1,0 +1,69 @@
+"""Settings of LightCC, from the environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from taco_train.lightcc.variables import VARIABLES, WITHOUT_MEANING, VariableError
+
+logger = logging.getLogger(__name__)
+_PREFIX = "LIGHT_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user has set; None: the cost model decides.
+
+    Attributes: the variable of each is in `VARIABLES`, with its unit.
+    """
+
+    two_level: bool | None = None
+    intra_size: int | None = None
+    two_level_max_bytes: int = 2**30
+    compression: str = "none"
+    top_k: bool | None = None
+    top_k_ratio: float = 0.01
+    top_k_min_bytes: int = 2**20
+    top_k_fp16: bool = False
+    top_k_momentum: float = 0.0
+    top_k_warmup_steps: int = 0
+    fusion_bytes: int | None = None
+    cycle_seconds: float = 1e-3
+    cache_capacity: int = 1024
+    stall_check_disabled: bool = False
+    stall_warn_seconds: float = 60.0
+    stall_fail_seconds: float = 0.0
+    timeout_seconds: float = 30.0
+    timeline: str = ""
+    timeline_marks_cycles: bool = False
+
+
+def settings_from(environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the variables; those without meaning here are logged.
+
+    Args:
+        environment: None: the process's.
+
+    Raises:
+        VariableError: one line that names the variable, its value and what is allowed.
+    """
+    environment = os.environ if environment is None else environment
+    values = {}
+    for variable in VARIABLES:
+        text = environment.get(variable.name, "").strip()
+        if not text:
+            continue
+        try:
+            values[variable.field] = variable.read(text)
+        except ValueError as allowed:
+            raise VariableError(f"{variable.name} is {text!r}; it must be {allowed}") from None
+    known = [one.name for one in VARIABLES if one.name.startswith(_PREFIX)]
+    for name in sorted(environment):
+        if name in WITHOUT_MEANING:
+            logger.info("%s has no effect: %s", name, WITHOUT_MEANING[name])
+        elif name.startswith(_PREFIX) and name not in known:
+            logger.warning("%s is unknown; known: %s", name, ", ".join(known))
+    return Settings(**values)
