@@ -8,8 +8,8 @@ TORCH ?= auto
 TORCH_STAMP := $(VENV)/.torch-$(TORCH)
 SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
-PACKAGE_DIRS := proto common kernels worker draft_cpu scheduler gateway license taco_llm demo
-CPP_DIRS := kernels/taco_kernels tests/kernels
+PACKAGE_DIRS := proto common kernels worker draft_cpu scheduler gateway license taco_llm demo train train/light_horovod
+CPP_DIRS := kernels/taco_kernels tests/kernels train/csrc
 MODEL ?= demo
 ARGS ?=
 HELM := $(BIN)/helm
@@ -32,13 +32,17 @@ endif
 endif
 endif
 
-.PHONY: other-python release install kernels serve test quick check-python test-tools chaos lint words format emulate proto docs bench wheel images check-images charts clean
+.PHONY: other-python release install kernels train serve test quick check-python test-tools chaos lint words format emulate proto docs bench wheel images check-images charts clean
 
-install: $(STAMP) kernels
+install: $(STAMP) kernels train
 
 # Without them torch computes, which is slower: a machine without a compiler can still serve.
 kernels: $(SERVING)
 	@$(BIN)/python -m taco_kernels.build || echo "make: going on without the CPU kernels; torch takes their place" >&2
+
+# The training side's libraries; it has no use without them.
+train: $(STAMP)
+	@$(BIN)/python -m taco_train.native.build
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -72,6 +76,7 @@ $(SERVING): pyproject.toml constraints.txt $(TORCH_STAMP)
 # What tests and linters take beyond that.
 $(STAMP): $(SERVING)
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps --editable train --editable train/light_horovod
 	touch $@
 
 serve: kernels
@@ -99,8 +104,8 @@ check-python: test-tools
 
 # What the tests start beside Python's packages.
 test-tools:
-	@for tool in redis-server promtool curl; do command -v $$tool >/dev/null \
-		|| { echo "make: the tests need $$tool (Debian: apt-get install redis-server prometheus curl)" >&2; exit 1; }; done
+	@for tool in redis-server promtool curl mpirun tc; do command -v $$tool >/dev/null \
+		|| { echo "make: the tests need $$tool (Debian: apt-get install redis-server prometheus curl openmpi-bin iproute2)" >&2; exit 1; }; done
 
 # Every fault at the product's own time constants; how long streams pause goes to bench/results/.
 chaos: install
