@@ -202,6 +202,44 @@ else:
         assert codes == [0, 0], errors
 
 
+# Host 1 echoes the first datagram, then prints the numbers of those that follow.
+NUMBERED = """
+import os, socket
+count = COUNT
+end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+if os.environ["RANK"] == "1":
+    end.bind(("", 5003))
+    data, sender = end.recvfrom(10)
+    end.sendto(data, sender)
+    while data == b"first":
+        data, _ = end.recvfrom(10)
+    numbers = [int(data)]
+    end.settimeout(5.0)
+    while numbers[-1] < count - 1:
+        numbers.append(int(end.recv(10)))
+    print(*numbers)
+else:
+    end.settimeout(0.2)
+    while True:
+        end.sendto(b"first", ("host1", 5003))
+        try:
+            end.recv(10)
+            break
+        except TimeoutError:
+            pass
+    for number in range(count):
+        end.sendto(b"%d" % number, ("host1", 5003))
+"""
+
+
+def test_delayed_packets_all_come_in_order() -> None:
+    count = 150
+    with emulate(Fabric(hosts=2, delay=0.005)) as hosts:
+        codes, output, errors = run_python(hosts, NUMBERED.replace("COUNT", str(count)))
+    assert codes == [0, 0], errors
+    assert output.split()[1:] == [str(number) for number in range(count)]
+
+
 def test_ports_choose_among_equal_paths() -> None:
     with emulate(Fabric(hosts=2, paths=4)) as hosts:
         send_datagrams(hosts, 200)

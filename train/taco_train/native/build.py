@@ -18,7 +18,7 @@ from pathlib import Path
 
 CSRC = Path(__file__).parents[2] / "csrc"
 LIBRARIES = Path(__file__).parents[1] / "lib"
-COMPONENTS: tuple[str, ...] = ("collective",)
+COMPONENTS: tuple[str, ...] = ("collective", "emulation")
 
 # Sums must not depend on how the compiler groups operations: no contraction, no fast-math.
 _FLAGS = (

@@ -22,7 +22,7 @@ _QUEUE_SECONDS = 0.05
 _BURST_SECONDS = 0.001
 _MIN_BURST_BYTES = 16_384
 _MIN_QUEUE_BYTES = 131_072
-# The largest packet before segmentation; the relay (relay.py) is fast only with such.
+# The largest packet before segmentation, which the relay (relay.py) moves in one piece.
 _SUPER_PACKET_BYTES = 70_000
 
 _RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}

@@ -24,6 +24,7 @@ from typing import Any
 
 from taco_train.cluster.emulation import channel, namespaces, relay
 from taco_train.cluster.emulation.fabric import Fabric
+from taco_train.native.build import NativeBuildError
 
 _SYSCTLS = {
     "net/ipv4/ip_forward": "1",
@@ -213,12 +214,17 @@ class Emulation:
                 raise EmulationError(f"{tool} failed in {name} ({'; '.join(lines)}): {reason}")
 
     def _start_relay(self) -> None:
+        try:
+            run = relay.load()
+        except NativeBuildError as error:
+            raise EmulationError(f"the relay of delays cannot be built: {error}") from error
         with namespaces.inside(self._namespaces["relay"]):
             ports = relay.open_ports(self._fabric.relayed)
         if os.fork() == 0:
-            relay.relay(ports, self._fabric.delay / 2)  # a packet crosses the links of two hosts
-        for port in ports:
-            port.close()
+            run(ports, self._fabric.delay / 2)  # a packet crosses the links of two hosts
+        for near, far in ports:
+            near.close()
+            far.close()
 
 
 def _make_namespace() -> int:
