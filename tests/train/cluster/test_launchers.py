@@ -20,7 +20,7 @@ SCRIPT = """
 import json, os, sys
 from taco_train.collective.store import connect
 for generation in range(2):
-    placement, store = connect(timeout=60)
+    placement, store = connect(timeout=150)
     store.set(f"from {placement.rank}", f"{generation}")
     values = [store.get(f"from {rank}").decode() for rank in range(placement.size)]
     assert values == [str(generation)] * placement.size, values
@@ -77,12 +77,44 @@ exec nsenter --target "$(cat {tmp_path}/pid)" --net --uts sh -c "$*"
         hosts.start(1, ["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 1000"])
         wait_until((tmp_path / "pid").exists, "the process on host 1")
         command = [
+            # Concurrent tests have equal host names and process ids, which name mpirun's folder.
+            *("env", f"TMPDIR={tmp_path}"),
             *("mpirun", "-np", "3", "-H", "host0:2,host1:1", "--allow-run-as-root"),
             *("-bind-to", "none", "-mca", "btl_tcp_if_include", "eth0"),
             *("-mca", "plm_rsh_agent", agent, sys.executable, script, folder),
         ]
         assert hosts.start(0, list(map(str, command))).wait(PATIENCE_SECONDS) == 0
     assert placements(folder, 3) == [[0, 3, 0, 0], [1, 3, 1, 0], [2, 3, 0, 1]]
+
+
+ALONE = """
+import os, pathlib, sys, time
+from taco_train.cluster import pmix
+from taco_train.cluster.store import RendezvousError
+said = pathlib.Path(sys.argv[1])
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    while not said.exists():
+        time.sleep(0.02)
+    sys.exit()
+try:
+    pmix.exchange("where", os.environ, 3)
+except RendezvousError as error:
+    said.with_suffix(".part").write_text(str(error))
+    said.with_suffix(".part").rename(said)
+"""
+
+
+def test_mpirun_names_the_call_that_blocks(tmp_path: Path) -> None:
+    """Rank 1 never asks for the address of rank 0."""
+    script, said = tmp_path / "alone.py", tmp_path / "said"
+    script.write_text(ALONE)
+    launch(
+        *("env", f"TMPDIR={tmp_path}", "mpirun", "-np", "2", "--oversubscribe"),
+        *("--allow-run-as-root", sys.executable, script, said),
+    )
+    assert said.read_text().startswith(
+        "rank 0: PMIx_Fence has not returned within 3 s: another rank has not come so far"
+    )
 
 
 def connect_twice() -> list[tuple[int, int]]:

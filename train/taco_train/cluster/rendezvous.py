@@ -20,6 +20,7 @@ from taco_train.cluster.ranks import Placement, place
 from taco_train.cluster.store import KeyValueStore, LocalStore, PrefixedStore, RendezvousError
 
 _DIAL_SECONDS = 5.0
+_NO_STORE = "{}"  # what rank 0 tells where it cannot serve the store
 
 
 class OpenStore(Protocol):
@@ -224,22 +225,28 @@ def _open(
 def _open_by_pmix(
     launch: Launch, environment: Mapping[str, str], open_store: OpenStore, timeout: float
 ) -> tuple[KeyValueStore, str]:
-    """Under plain mpirun, rank 0 takes a free port and tells it through PMIx."""
+    """Under plain mpirun, rank 0 takes a free port and tells it through PMIx, once in a process."""
+    received = pmix.received()
+    if received == _NO_STORE:
+        raise RendezvousError(f"rank {launch.rank}: rank 0 could not serve the store")
     if launch.rank:
-        said = json.loads(pmix.exchange(None, environment))
-        store, address = _dial(said, launch, open_store, timeout)
-        return store, address
+        said = json.loads(received or pmix.exchange(None, environment, timeout))
+        return _dial(said, launch, open_store, timeout)
+    if received:
+        store, _ = open_store("0.0.0.0", json.loads(received)["port"], serves=True, timeout=timeout)
+        return store, "127.0.0.1"
     try:
         store, port = open_store("0.0.0.0", 0, serves=True, timeout=timeout)
     except RendezvousError:
-        pmix.exchange("{}", environment)  # the others wait for it, and say that there is no store
+        # The others wait for an address, and say that there is no store.
+        pmix.exchange(_NO_STORE, environment, timeout)
         raise
     named = hosts.interface_address(environment)
     addresses = [named] if named else hosts.own_addresses()
     nonce = secrets.token_hex(8)
     store.set("nonce", nonce)
     said = {"addresses": addresses, "port": port, "key": hosts.host_key(launch), "nonce": nonce}
-    pmix.exchange(json.dumps(said), environment)
+    pmix.exchange(json.dumps(said), environment, timeout)
     return store, "127.0.0.1"
 
 
