@@ -10,7 +10,9 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from taco_train.cluster.store import KeyValueStore
 from taco_train.collective.store import open_store
@@ -18,6 +20,7 @@ from taco_train.lightcc import elastic_rounds
 from taco_train.lightcc.elastic_rounds import Answer
 from taco_train.lightcc.launcher.discovery import DiscoveryScript, FixedHosts
 from taco_train.lightcc.launcher.host_slots import (
+    HostSlots,
     rank_variables,
     store_address,
     store_variables,
@@ -82,22 +85,56 @@ def run_elastic(options: Options) -> None:
     address = store_address(names, {**os.environ, **options.variables})
     listens = "0.0.0.0" if source.can_change or address != "127.0.0.1" else address
     store, port = open_store(listens, 0, serves=True, timeout=options.start_timeout)
-    group = RankGroup(options.connection, options.output_folder)
+    group = RankGroup(options.command, options.connection, options.output_folder)
     try:
         with group.until_interrupted():
-            _ElasticJob(options, source, store, group, store_variables(address, port)).run()
+            ElasticJob(options, source, store, group, store_variables(address, port)).run()
     finally:
         source.close()
 
 
-class _ElasticJob:
+class Hosts(Protocol):
+    """Where an elastic job gets its hosts from."""
+
+    @property
+    def can_change(self) -> bool:
+        """Whether it is worth waiting for another host."""
+
+    def hosts(self) -> list[HostSlots]:
+        """The hosts now."""
+
+
+class Workers(Protocol):
+    """The processes of an elastic job (RankGroup)."""
+
+    @property
+    def num_started(self) -> int: ...
+
+    def start(self, host: str, variables: Mapping[str, str]) -> int: ...
+
+    def next_event(self, seconds: float) -> Event | None: ...
+
+    def stop(self, number: int) -> None: ...
+
+
+class ElasticJob:
+    """The rounds of a job.
+
+    Args:
+        options: limits of ranks, rounds and times; variables of all workers.
+        store: served by this process, at the variables `store_at`.
+
+    Attributes:
+        members: numbers of the last round's workers, by rank.
+    """
+
     def __init__(
         self,
         options: Options,
-        source: DiscoveryScript | FixedHosts,
+        source: Hosts,
         store: KeyValueStore,
-        group: RankGroup,
-        store_at: dict[str, str],
+        group: Workers,
+        store_at: Mapping[str, str],
     ) -> None:
         self._options, self._source, self._store, self._group = options, source, store, group
         self._common = {
@@ -107,6 +144,7 @@ class _ElasticJob:
             elastic_rounds.TIMEOUT_VARIABLE: f"{options.elastic_timeout:g}",
         }
         self._min_ranks = options.min_ranks or 1
+        self.members: list[int] = []
         self._workers: dict[int, _Worker] = {}
         self._lost: Counter[str] = Counter()
         self._num_rounds = 0
@@ -116,6 +154,11 @@ class _ElasticJob:
         self._short_since: float | None = None
 
     def run(self) -> None:
+        """Returns when the workers of a round have ended well.
+
+        Raises:
+            JobError: too few ranks are left, or the launcher was interrupted.
+        """
         while True:
             if not self._has_finished:
                 self._follow_hosts()
@@ -167,7 +210,7 @@ class _ElasticJob:
         number = self._group.num_started
         variables = {**self._common, elastic_rounds.WORKER_VARIABLE: str(number)}
         variables["HOROVOD_HOSTNAME"] = host
-        self._group.start(self._options.command, host, variables)
+        self._group.start(host, variables)
         self._workers[number] = _Worker(number, host, time.monotonic())
 
     def _check_enough(self) -> None:
@@ -252,6 +295,7 @@ class _ElasticJob:
             raise JobError(f"ranks have connected anew {limit} times, which is --reset-limit")
         chosen = [one for one in self._workers.values() if one.waits and not one.leaves]
         ordered = _ranked(chosen)
+        self.members = [one.number for one in ordered]
         self._round_updates = self._num_updates
         variables = rank_variables([one.host for one in ordered])
         for worker, own in zip(ordered, variables, strict=True):

@@ -26,6 +26,7 @@ class Options:
     """What to run, where, and how.
 
     Attributes:
+        command: empty where ranks are no commands (Ray).
         num_ranks: of all ranks; in an elastic job, of the first round; None: as many as there are.
         hosts: empty in an elastic job with a discovery script.
         variables: that flags set, for all ranks.

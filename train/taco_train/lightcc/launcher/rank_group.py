@@ -57,10 +57,14 @@ class RankGroup:
     """Processes, which have numbers in the order in which they were started.
 
     Args:
+        command: the program of every process, and its arguments.
         output_folder: gets `rank.N/stdout` and `rank.N/stderr`; None: no copies.
     """
 
-    def __init__(self, connection: Connection, output_folder: Path | None) -> None:
+    def __init__(
+        self, command: Sequence[str], connection: Connection, output_folder: Path | None
+    ) -> None:
+        self._command = command
         self._connection = connection
         self._output_folder = output_folder
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -68,8 +72,8 @@ class RankGroup:
         self.running: set[int] = set()
         self.started: set[int] = set()
 
-    def start(self, command: Sequence[str], host: str, variables: Mapping[str, str]) -> int:
-        """Starts a command on a host, and returns its number."""
+    def start(self, host: str, variables: Mapping[str, str]) -> int:
+        """Starts a process on a host, and returns its number."""
         number = len(self._processes)
         folder = None
         if self._output_folder is not None:
@@ -77,7 +81,7 @@ class RankGroup:
             folder.mkdir(parents=True, exist_ok=True)
         self.running.add(number)
         process = RankProcess(
-            command,
+            self._command,
             host,
             variables,
             str(number),

@@ -41,11 +41,11 @@ def run_static(options: Options) -> None:
         serves=True,
         timeout=options.start_timeout,
     )
-    group = RankGroup(options.connection, options.output_folder)
+    group = RankGroup(options.command, options.connection, options.output_folder)
     with group.until_interrupted():
         for host, variables in zip(rank_hosts, rank_variables(rank_hosts), strict=True):
             common = {**options.variables, **store_variables(address, port)}
-            group.start(options.command, host, {**common, **variables})
+            group.start(host, {**common, **variables})
         _wait(group, options)
     del store  # served until here
 

@@ -1,0 +1,5 @@
+"""`from horovod.torch.elastic.sampler import ElasticSampler`."""
+
+from taco_train.lightcc.horovod.elastic.sampler import ElasticSampler
+
+__all__ = ["ElasticSampler"]

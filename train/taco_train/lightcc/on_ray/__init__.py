@@ -1,0 +1,1 @@
+"""Jobs whose ranks are actors of a Ray cluster."""
