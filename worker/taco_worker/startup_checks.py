@@ -19,8 +19,9 @@ from taco_worker.devices.gpu_presence import runs_on_cpu
 from taco_worker.kv_scales.checkpoint_scales import check_checkpoint_scales
 from taco_worker.kv_scales.scales_file import read_scales_file
 from taco_worker.kv_scales.stored_kv_cache import FLOAT8_NAMES, wanted_kv_cache_dtype
+from taco_worker.models.checkpoint import read_checkpoint
 from taco_worker.models.code_segments import CodeSegment, code_segments
-from taco_worker.models.config import ModelConfig, load_hf_config
+from taco_worker.models.config import ModelConfig
 from taco_worker.models.converted.header import read_header
 from taco_worker.models.int8_activations import check_int8_activations
 from taco_worker.models.load_format import (
@@ -29,7 +30,7 @@ from taco_worker.models.load_format import (
     tensorizer_file_of,
 )
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.weight_files import check_weight_files
+from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.quant.activations import check_quantized_activations
 from taco_worker.quant.registry import stored_as
 
@@ -52,19 +53,9 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
             quantized, or is shorter than `max_model_len`; a weight file is missing or truncated.
     """
     try:
-        load_format = load_format_of(wanted)
         directory = _config_directory(wanted)
-        model = load_hf_config(
-            directory,
-            rope_scaling=wanted.rope_scaling,
-            rope_theta=wanted.rope_theta,
-            config_format=wanted.config_format,
-            hf_overrides=wanted.hf_overrides,
-            disable_sliding_window=wanted.disable_sliding_window,
-            quantization=wanted.quantization,
-            load_format=load_format,
-            tensorizer_file=tensorizer_file_of(wanted),
-        )
+        checkpoint = read_checkpoint(wanted, directory)
+        model = checkpoint.config
         limit = model.plan.max_position_embeddings
         if wanted.max_model_len is not None and wanted.max_model_len > limit:
             raise ValueError(
@@ -72,8 +63,8 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
                 "model allows"
             )
         if has_weights and Path(wanted.model).expanduser().is_dir():
-            check_weight_files(directory, model, load_format, tensorizer_file_of(wanted))
-            if load_format == "sharded_state":
+            check_weight_files(directory, model, checkpoint.load_format, checkpoint.tensorizer_file)
+            if checkpoint.load_format == "sharded_state":
                 read_header(directory).check_choices(
                     wanted.quantization, wanted.quantized_activations, wanted.quantize_lm_head
                 )

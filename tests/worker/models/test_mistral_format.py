@@ -16,7 +16,8 @@ from support.checkpoints import make_checkpoint
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.mistral_format import hf_name, hf_rows
 from taco_worker.models.tensor_files import iterate_tensors
-from taco_worker.models.weight_files import check_weight_files, find_weight_files
+from taco_worker.models.weight_checks import check_weight_files
+from taco_worker.models.weight_files import find_weight_files
 
 _NAMES = {
     "model.embed_tokens": "tok_embeddings",

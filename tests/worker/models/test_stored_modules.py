@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from support.checkpoints import make_checkpoint
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.weight_files import check_weight_files
+from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.quant.weight_format import Quantization
 
 MODULE = "model.layers.0.mlp.up_proj"

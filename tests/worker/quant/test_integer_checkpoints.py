@@ -34,7 +34,7 @@ from support.packing.marlin import (
 )
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.weight_files import check_weight_files
+from taco_worker.models.weight_checks import check_weight_files
 
 NUM_BLOCKS = 40
 SIZES = {

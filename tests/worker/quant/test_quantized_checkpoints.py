@@ -25,7 +25,7 @@ from support.architectures.variants import VARIANTS
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.weight_files import check_weight_files
+from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.quant.formats import fp8
 
 Packed = tuple[dict[str, Tensor], Tensor]

@@ -16,7 +16,7 @@ from support.checkpoints import make_checkpoint
 from taco_kernels.group_codes import GroupCodes
 from taco_worker.models.code_segments import CodeSegment, code_segments
 from taco_worker.models.config import ModelConfig, load_hf_config
-from taco_worker.models.weight_files import check_weight_files
+from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.models.weight_loading import load_weights
 from taco_worker.quant.weight_format import CodeLayout, StoredTensor, WeightFormat
 

@@ -19,7 +19,7 @@ from support.models import load_step_model
 from support.packing import aqlm, bnb, deepspeed, torchao
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.weight_files import check_weight_files
+from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.quant.formats.aqlm import Scheme
 
 VARIANT = VARIANTS["llama-2-like"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,20 +13,19 @@ from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_worker.devices.transfers import Transfers
 from taco_worker.kv_scales.kv_cache_format import choose_kv_format
+from taco_worker.models.checkpoint import Checkpoint, find_checkpoint
 from taco_worker.models.code_segments import code_segments
-from taco_worker.models.config import ModelConfig, load_hf_config
+from taco_worker.models.config import ModelConfig
 from taco_worker.models.converted.header import PackedHeader, read_header
 from taco_worker.models.dtypes import dtype_name, resolve_dtype
-from taco_worker.models.hub import resolve_model
-from taco_worker.models.load_format import (
-    LOAD_FORMATS_WITHOUT_CODES,
-    load_format_of,
-    tensorizer_file_of,
-)
+from taco_worker.models.load_format import LOAD_FORMATS_WITHOUT_CODES
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_loading import load_weights
 from taco_worker.quant.activations import check_quantized_activations
 from taco_worker.quant.registry import stored_as
+
+if TYPE_CHECKING:
+    from taco_worker.backends.cpu.cpu_weights import CpuWeights
 
 logger = logging.getLogger("taco.worker")
 
@@ -38,99 +38,111 @@ def load_step_model(
     Raises:
         ValueError: the model cannot be found, read or run with this configuration.
     """
-    wanted = config.model
-    load_format = load_format_of(wanted)
-    model_dir = resolve_model(
-        wanted.model,
-        revision=wanted.revision,
-        download_dir=None if wanted.download_dir is None else Path(wanted.download_dir),
-        ignore_patterns=wanted.ignore_patterns,
-        is_mistral=load_format == "mistral",
-    )
-    model = load_hf_config(
-        model_dir,
-        rope_scaling=wanted.rope_scaling,
-        rope_theta=wanted.rope_theta,
-        config_format=wanted.config_format,
-        hf_overrides=wanted.hf_overrides,
-        disable_sliding_window=wanted.disable_sliding_window,
-        quantization=wanted.quantization,
-        load_format=load_format,
-        tensorizer_file=tensorizer_file_of(wanted),
-    )
-    header: PackedHeader | None = None
-    dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, transfers.device)
-    if load_format == "sharded_state":
-        header = read_header(model_dir)
-        if kernels is None:
-            raise ValueError("load format sharded_state needs the CPU kernels")
-        header.check_choices(
-            wanted.quantization, wanted.quantized_activations, wanted.quantize_lm_head
-        )
-        if wanted.dtype == "auto":
-            dtype = resolve_dtype(header.dtype, None, transfers.device)
-    kv_format = choose_kv_format(config, model, load_format, dtype, transfers.device)
+    checkpoint = find_checkpoint(config.model)
     # Each back end is imported only where it runs.
-    if kernels is None:
-        from taco_worker.backends.torch.torch_loading import load_torch_model
+    load = _load_on_torch if kernels is None else partial(_load_on_kernels, kernels=kernels)
+    return checkpoint.config, load(config, checkpoint, transfers)
 
-        if wanted.quantize_lm_head:
-            raise ValueError("quantize_lm_head needs the CPU kernels")
-        if wanted.quantized_activations == "int8":
-            raise ValueError("quantized_activations int8 needs the CPU kernels")
-        return model, load_torch_model(
-            config,
-            model_dir,
-            model,
-            transfers,
-            dtype=dtype,
-            kv_format=kv_format,
-            load_format=load_format,
-        )
+
+def _load_on_torch(config: WorkerConfig, checkpoint: Checkpoint, transfers: Transfers) -> StepModel:
+    from taco_worker.backends.torch.torch_loading import load_torch_model
+
+    wanted, model = config.model, checkpoint.config
+    if checkpoint.load_format == "sharded_state":
+        raise ValueError("load format sharded_state needs the CPU kernels")
+    if wanted.quantize_lm_head:
+        raise ValueError("quantize_lm_head needs the CPU kernels")
+    if wanted.quantized_activations == "int8":
+        raise ValueError("quantized_activations int8 needs the CPU kernels")
+    dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, transfers.device)
+    return load_torch_model(
+        config,
+        checkpoint.directory,
+        model,
+        transfers,
+        dtype=dtype,
+        kv_format=choose_kv_format(config, model, checkpoint.load_format, dtype, transfers.device),
+        load_format=checkpoint.load_format,
+    )
+
+
+def _load_on_kernels(
+    config: WorkerConfig, checkpoint: Checkpoint, transfers: Transfers, *, kernels: CpuKernels
+) -> StepModel:
+    from taco_worker.backends.cpu.cpu_model import CpuModel
+
     if config.attention_backend is not None:
         raise ValueError(
             f"attention_backend {config.attention_backend!r} is not supported on a CPU: its "
             "kernels compute whole layers"
         )
+    wanted, model = config.model, checkpoint.config
+    is_converted = checkpoint.load_format == "sharded_state"
+    header = read_header(checkpoint.directory) if is_converted else None
+    own = model.checkpoint_dtype if header is None else header.dtype
+    dtype = resolve_dtype(wanted.dtype, own, transfers.device)
+    kv_format = choose_kv_format(config, model, checkpoint.load_format, dtype, transfers.device)
+    if header is None:
+        weights = _pack_weights(wanted, checkpoint, dtype, kernels)
+    else:
+        weights = _map_weights(wanted, checkpoint, header, dtype, kernels)
+    return CpuModel(model.plan, kernels, weights, kv_format=kv_format)
 
-    from taco_worker.backends.cpu.cpu_model import CpuModel
+
+def _map_weights(
+    wanted: WantedModel,
+    checkpoint: Checkpoint,
+    header: PackedHeader,
+    dtype: torch.dtype,
+    kernels: CpuKernels,
+) -> CpuWeights:
+    """The weights of a converted checkpoint, which are mapped as they are."""
+    from taco_worker.backends.cpu.cpu_weights import CpuWeights
+    from taco_worker.backends.cpu.packed_weights import map_weights
+
+    header.check_choices(wanted.quantization, wanted.quantized_activations, wanted.quantize_lm_head)
+    weights = CpuWeights(
+        checkpoint.config.plan,
+        kernels,
+        dtype=dtype,
+        quantization=stored_as(header.quantization),
+        quantizes_lm_head=header.quantize_lm_head,
+        codes=header.codes,
+        activations=header.quantized_activations,
+    )
+    map_weights(weights, checkpoint.config.architecture, checkpoint.directory, header)
+    return weights
+
+
+def _pack_weights(
+    wanted: WantedModel, checkpoint: Checkpoint, dtype: torch.dtype, kernels: CpuKernels
+) -> CpuWeights:
+    """The weights of a checkpoint, read and packed for the kernels."""
     from taco_worker.backends.cpu.cpu_weights import CpuWeights
 
-    if header is not None:
-        from taco_worker.backends.cpu.packed_weights import map_weights
-
-        weights = CpuWeights(
-            model.plan,
-            kernels,
-            dtype=dtype,
-            quantization=stored_as(header.quantization),
-            quantizes_lm_head=header.quantize_lm_head,
-            codes=header.codes,
-            activations=header.quantized_activations,
-        )
-        map_weights(weights, model.architecture, model_dir, header)
-    else:
-        _check_codes(wanted, model, dtype)
-        weights = CpuWeights(
-            model.plan,
-            kernels,
-            dtype=dtype,
-            quantization=stored_as(wanted.quantization),
-            quantizes_lm_head=wanted.quantize_lm_head,
-            codes=None  # random weights
-            if load_format == "dummy"
-            else code_segments(model.plan, model.quantization, model.online_quantization),
-            activations=wanted.quantized_activations,
-        )
-        load_weights(
-            weights,
-            model_dir,
-            model,
-            load_format=load_format,
-            seed=wanted.seed,
-            tensorizer_file=tensorizer_file_of(wanted),
-        )
-    return model, CpuModel(model.plan, kernels, weights, kv_format=kv_format)
+    model = checkpoint.config
+    _check_codes(wanted, model, dtype)
+    is_random = checkpoint.load_format == "dummy"
+    weights = CpuWeights(
+        model.plan,
+        kernels,
+        dtype=dtype,
+        quantization=stored_as(wanted.quantization),
+        quantizes_lm_head=wanted.quantize_lm_head,
+        codes=None
+        if is_random
+        else code_segments(model.plan, model.quantization, model.online_quantization),
+        activations=wanted.quantized_activations,
+    )
+    load_weights(
+        weights,
+        checkpoint.directory,
+        model,
+        load_format=checkpoint.load_format,
+        seed=wanted.seed,
+        tensorizer_file=checkpoint.tensorizer_file,
+    )
+    return weights
 
 
 def _check_codes(wanted: WantedModel, model: ModelConfig, dtype: torch.dtype) -> None:

@@ -1,29 +1,24 @@
-"""Finds and checks the weight files of a model directory, without torch or reading a tensor."""
+"""Finds the weight files of a model directory, and reads their headers, without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from taco_common.json_file import JsonFileError, read_json_object
-from taco_worker.models.converted.header import is_converted, packed_files, read_header
+from taco_worker.models.converted.header import is_converted, packed_files
 from taco_worker.models.mistral_format import (
     WEIGHTS_PREFIX,
     head_dim_of,
     hf_name,
     is_mistral_file,
 )
-from taco_worker.models.tensor_check import TensorCheck
 from taco_worker.models.tensorizer_table import is_tensorizer, read_table
-from taco_worker.models.weight_sources import WeightSources
 from taco_worker.quant.gguf.checkpoint import is_gguf, open_checkpoint, part_files
 from taco_worker.quant.pickled_headers import PICKLED_ENDS, read_pickled_header
 from taco_worker.quant.safetensors_header import read_safetensors_header
-
-if TYPE_CHECKING:
-    from taco_worker.models.config import ModelConfig
 
 LoadFormat = Literal[
     "auto",
@@ -94,41 +89,6 @@ def find_weight_files(
         )
     looked_for = bases[load_format] or ["*.gguf"]
     raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(looked_for)}")
-
-
-def check_weight_files(
-    model_dir: Path,
-    config: ModelConfig,
-    load_format: LoadFormat,
-    tensorizer_file: Path | None = None,
-) -> None:
-    """Check that the weight files are complete and hold the architecture's tensors.
-
-    It reads the headers of the files, and executes nothing of pickled ones.
-
-    Raises:
-        ValueError: a file is missing, empty or truncated, or its tensors are not the model's.
-    """
-    if load_format == "dummy":
-        return
-    if load_format == "sharded_state":
-        read_header(model_dir).check(architecture=config.architecture)
-        return
-    files = find_weight_files(model_dir, load_format, tensorizer_file)
-    if empty := [file.name for file in files if not file.stat().st_size]:
-        raise ValueError(f"weight files in {model_dir} are empty: {', '.join(empty)}")
-    sources = WeightSources(config.plan, config.quantization)
-    check = TensorCheck(model_dir)
-    for file in files:
-        for stored_name, tensor in stored_tensors(file).items():
-            name = sources.canonical(stored_name)
-            if name is None:
-                continue
-            if fills := sources.fills.get(name):
-                check.fits(stored_name, name, tensor.shape, tensor.dtype, fills)
-            elif not (sources.is_extra(name) or sources.may_be_zero_bias(name)):
-                check.add_unexpected(stored_name)
-    check.raise_for(sources.missing(check.found))
 
 
 @dataclass(frozen=True, slots=True)

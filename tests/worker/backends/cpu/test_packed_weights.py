@@ -23,7 +23,7 @@ from taco_proto.errors import ConfigurationError
 from taco_worker.backends.cpu.conversion import convert_model
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.converted.header import matrices_file, rest_file
-from taco_worker.models.weight_files import check_weight_files
+from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.startup_checks import check_model
 
 (IDS,) = token_sequences((24,))

@@ -17,7 +17,7 @@ from support.architectures.variants import VARIANTS
 from support.gguf_files.convert import write_gguf
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.tensor_files import iterate_tensors
-from taco_worker.models.weight_files import check_weight_files
+from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.quant.gguf.checkpoint import open_checkpoint
 from taco_worker.quant.gguf.model_directory import model_directory
 

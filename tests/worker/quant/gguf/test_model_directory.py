@@ -18,7 +18,7 @@ from support.architectures.variants import VARIANTS
 from support.checkpoints import make_checkpoint
 from support.gguf_files.convert import write_gguf
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.weight_files import check_weight_files
+from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.quant.gguf.checkpoint import GgufCheckpoint, check_parts, open_checkpoint
 from taco_worker.quant.gguf.header import GgufHeader
 from taco_worker.quant.gguf.model_directory import directory_files, model_directory

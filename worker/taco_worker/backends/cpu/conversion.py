@@ -14,12 +14,11 @@ from taco_proto.config import ModelConfig as WantedModel
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
 from taco_worker.backends.cpu.packed_weights import RowRecorder, save_weights
 from taco_worker.kv_scales.checkpoint_scales import read_scale_tensors
+from taco_worker.models.checkpoint import find_checkpoint
 from taco_worker.models.code_segments import code_segments
-from taco_worker.models.config import load_hf_config
 from taco_worker.models.converted.header import KV_CACHE_SETTINGS
 from taco_worker.models.dtypes import resolve_dtype
-from taco_worker.models.hub import resolve_model
-from taco_worker.models.load_format import load_format_of, tensorizer_file_of
+from taco_worker.models.load_format import load_format_of
 from taco_worker.models.weight_loading import load_weights
 from taco_worker.quant.config_files import quantization_config
 from taco_worker.quant.registry import stored_as
@@ -45,24 +44,10 @@ def convert_model(
     Raises:
         ValueError: the model cannot be found, read or packed, or `out` cannot be written.
     """
-    load_format = load_format_of(wanted)
-    if load_format in ("sharded_state", "dummy"):
+    if load_format_of(wanted) in ("sharded_state", "dummy"):
         raise ValueError(f"load format {wanted.load_format} cannot be converted")
-    tensorizer_file = tensorizer_file_of(wanted)
-    model_dir = resolve_model(
-        wanted.model,
-        revision=wanted.revision,
-        download_dir=None if wanted.download_dir is None else Path(wanted.download_dir),
-        ignore_patterns=wanted.ignore_patterns,
-        is_mistral=load_format == "mistral",
-    )
-    model = load_hf_config(
-        model_dir,
-        config_format=wanted.config_format,
-        quantization=wanted.quantization,
-        load_format=load_format,
-        tensorizer_file=tensorizer_file,
-    )
+    checkpoint = find_checkpoint(wanted)
+    model = checkpoint.config
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
@@ -86,17 +71,17 @@ def convert_model(
     recorder = RowRecorder(weights)
     load_weights(
         recorder,
-        model_dir,
+        checkpoint.directory,
         model,
-        load_format=load_format,
-        tensorizer_file=tensorizer_file,
+        load_format=checkpoint.load_format,
+        tensorizer_file=checkpoint.tensorizer_file,
     )
-    scales = {
-        name: tensor.clone()
-        for _, name, tensor in read_scale_tensors(model_dir, load_format, tensorizer_file)
-    }
+    found = read_scale_tensors(
+        checkpoint.directory, checkpoint.load_format, checkpoint.tensorizer_file
+    )
+    scales = {name: tensor.clone() for _, name, tensor in found}
     try:
-        _copy_files(model_dir, out)
+        _copy_files(checkpoint.directory, out)
         save_weights(weights, recorder, model.architecture, wanted, codes, scales, out)
     except OSError as error:
         raise ValueError(f"cannot write {out}: {error.strerror}") from None

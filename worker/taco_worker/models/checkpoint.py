@@ -1,0 +1,64 @@
+"""Finds the checkpoint that a configuration names, and reads how it is configured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from taco_proto.config import ModelConfig as WantedModel
+from taco_worker.models.config import ModelConfig, load_hf_config
+from taco_worker.models.hub import resolve_model
+from taco_worker.models.load_format import load_format_of, tensorizer_file_of
+from taco_worker.models.weight_files import LoadFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model directory, and how its files are read.
+
+    Attributes:
+        tensorizer_file: that of `--load-format tensorizer`, if the user names one.
+    """
+
+    directory: Path
+    config: ModelConfig
+    load_format: LoadFormat
+    tensorizer_file: Path | None
+
+
+def find_checkpoint(wanted: WantedModel) -> Checkpoint:
+    """The checkpoint that `wanted` names; a hub id is downloaded.
+
+    Raises:
+        ValueError: the model cannot be found, or its configuration cannot be read.
+    """
+    directory = resolve_model(
+        wanted.model,
+        revision=wanted.revision,
+        download_dir=None if wanted.download_dir is None else Path(wanted.download_dir),
+        ignore_patterns=wanted.ignore_patterns,
+        is_mistral=load_format_of(wanted) == "mistral",
+    )
+    return read_checkpoint(wanted, directory)
+
+
+def read_checkpoint(wanted: WantedModel, directory: Path) -> Checkpoint:
+    """The checkpoint in `directory`, with the settings that `wanted` overrides.
+
+    Raises:
+        ValueError: the configuration of the model cannot be read, or `wanted` contradicts it.
+    """
+    load_format = load_format_of(wanted)
+    tensorizer_file = tensorizer_file_of(wanted)
+    config = load_hf_config(
+        directory,
+        rope_scaling=wanted.rope_scaling,
+        rope_theta=wanted.rope_theta,
+        config_format=wanted.config_format,
+        hf_overrides=wanted.hf_overrides,
+        disable_sliding_window=wanted.disable_sliding_window,
+        quantization=wanted.quantization,
+        load_format=load_format,
+        tensorizer_file=tensorizer_file,
+    )
+    return Checkpoint(directory, config, load_format, tensorizer_file)
