@@ -26,9 +26,9 @@ def submit(one: Coordinator, rank: int, *requests: Request, now: float = 0.0) ->
     one.receive(rank, Ready.decode(Ready(requests=requests).encode()), now)
 
 
-def take(one: Coordinator) -> list[Batch]:
+def take(one: Coordinator, now: float = 0.0) -> list[Batch]:
     """What the ranks receive."""
-    return decode_batches(encode_batches(one.take_batches()))
+    return decode_batches(encode_batches(one.take_batches(now)))
 
 
 def names(batch: Batch) -> list[str]:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.link_costs import costs
 from taco_train.lightcc.cost_model import (
     Buffer,
     Choice,
-    Costs,
     Format,
     Line,
     Plan,
-    ReadyGradient,
     allowed_plans,
     choose,
-    fusion_bytes,
     predict,
 )
 from taco_train.lightcc.settings import Settings
@@ -29,20 +26,6 @@ FLAT, TWO_LEVEL = Plan(two_level=False), Plan(two_level=True)
 FLAT16, TWO_LEVEL16 = Plan(False, Format.FLOAT16), Plan(True, Format.FLOAT16)
 TOP_K, FLAT_TOP_K = Plan(True, Format.TOP_K), Plan(False, Format.TOP_K)
 AUTO = Settings(compression="auto")
-
-
-def costs(megabits: float, *, latency: float = 2e-4, hosts: int = 2, ranks: int = 2) -> Costs:
-    """A rank's sockets carry 2 GB/s, memory 2 GB/s, float16 4 GB/s, TopK 1 GB/s."""
-    per_byte = max(8e-6 / megabits, 0.5e-9)
-    return Costs(
-        num_hosts=hosts,
-        ranks_per_host=ranks,
-        ring=Line(latency, per_byte),
-        hosts=Line(latency, per_byte),
-        memory=Line(2e-5, 0.5e-9),
-        convert_per_byte=0.25e-9,
-        top_k=Line(1e-4, 1e-9),
-    )
 
 
 def test_slow_link_counts_bytes() -> None:
@@ -151,58 +134,3 @@ def test_more_bytes_never_take_less_within_a_form(
 def test_choice_reads_as_a_log_line() -> None:
     choice = Choice(TWO_LEVEL16, {FLAT: 0.0352, TWO_LEVEL16: 0.0121, TWO_LEVEL: 0.023})
     assert str(choice) == "2D + fp16 (predicted: 2D + fp16 12.1 ms, 2D 23 ms, flat 35.2 ms)"
-
-
-def gradients(count: int, num_bytes: int, interval: float) -> list[ReadyGradient]:
-    return [ReadyGradient(index * interval, num_bytes) for index in range(count)]
-
-
-def test_explicit_fusion_wins() -> None:
-    for explicit in (0, 12345):
-        settings = Settings(fusion_bytes=explicit)
-        assert fusion_bytes(gradients(9, MIB, 0.1), costs(100), settings) == explicit
-
-
-def test_latency_makes_buckets_large() -> None:
-    """Gradients that are ready at once: one message time for all."""
-    slow_start = costs(1e5, latency=0.05)
-    assert fusion_bytes(gradients(64, 64 << 10, 0), slow_start, Settings()) >= 4 * MIB
-
-
-def test_slow_backward_makes_buckets_small() -> None:
-    """Without latency, the last bucket alone is not hidden behind the backward pass."""
-    no_latency = replace(costs(200, latency=0), memory=Line(0, 0.5e-9))
-    assert fusion_bytes(gradients(64, MIB, 0.2), no_latency, Settings()) <= MIB
-
-
-def test_bucket_cost_on_the_host_makes_buckets_larger() -> None:
-    link = replace(costs(1e4, latency=0), memory=Line(0, 0.5e-9))
-    sizes = [
-        fusion_bytes(gradients(512, 64 << 10, 1e-4), link, Settings(), bucket_seconds=cost)
-        for cost in (0.0, 1e-2)
-    ]
-    assert sizes[0] < sizes[1]
-
-
-def test_fusion_is_the_best_of_all_candidates() -> None:
-    """Against a simulation over lists of buckets."""
-    ready = gradients(20, 300_000, 0.01)
-    link = costs(500)
-
-    def simulated(limit: int) -> float:
-        buckets: list[list[ReadyGradient]] = []
-        for one in ready:
-            size = sum(other.num_bytes for other in buckets[-1]) if buckets else 0
-            if buckets and size + one.num_bytes <= limit:
-                buckets[-1].append(one)
-            else:
-                buckets.append([one])
-        end = 0.0
-        for bucket in buckets:
-            choice = choose(Buffer(sum(one.num_bytes for one in bucket)), link, Settings())
-            end = max(end, bucket[-1].seconds) + choice.seconds[choice.plan]
-        return end
-
-    candidates = [100_000, *itertools.accumulate([300_000] * 20)]
-    chosen = fusion_bytes(ready, link, Settings(), candidates=candidates)
-    assert simulated(chosen) == pytest.approx(min(map(simulated, candidates)))

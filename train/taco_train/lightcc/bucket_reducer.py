@@ -15,6 +15,7 @@ from taco_train.collective.communicator import Communicator
 from taco_train.collective.levels import FLAT, HOSTS, make_layout
 from taco_train.collective.wire import DENSE, FLOAT16, TopK, Wire
 from taco_train.lightcc.cost_model import Buffer, Costs, Format, Plan, allowed_plans, choose
+from taco_train.lightcc.fusion import ReadyGradient, fusion_bytes
 from taco_train.lightcc.measure import measure
 from taco_train.lightcc.negotiation.requests import UNNAMED
 from taco_train.lightcc.settings import Settings
@@ -23,6 +24,7 @@ from taco_train.lightcc.unsent import Bucket, Unsent
 logger = logging.getLogger(__name__)
 # Messages of such buffers take longer than their bytes, on any link: two levels have the fewest.
 _SMALL_BYTES = 64 << 10
+_BATCH_SECONDS = 3e-4  # of a bucket on the host: negotiation, threads, and copies' fixed part
 _FIRST_RATIO = 0.25  # of a warm-up, as in arXiv 1712.01887
 
 
@@ -51,8 +53,11 @@ class BucketReducer:
     All ranks decide alike: settings and measured costs are equal on all of them.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, plans_fusion: bool = False) -> None:
+        """Args: plans_fusion: `fusion_bytes` will be asked, so costs are measured in any case."""
         self._settings = settings
+        self._plans_fusion = plans_fusion
+        self._largest: tuple[int, Costs] | None = None  # ranks of a communicator, and its costs
         self._without_top_k = replace(settings, top_k=False)
         self._states: weakref.WeakKeyDictionary[Communicator, _State] = weakref.WeakKeyDictionary()
 
@@ -68,6 +73,8 @@ class BucketReducer:
         state = self._state(communicator)
         is_float32_sum = op == "sum" and buffer.dtype == torch.float32
         can_wait = is_float32_sum and not any(name.startswith(UNNAMED) for name in names)
+        if self._plans_fusion and state.num_hosts > 1 and buffer.nbytes > _SMALL_BYTES:
+            self.costs(communicator)
         plan = self._plan(communicator, state, Buffer(buffer.nbytes, is_float32_sum), can_wait)
         depth = HOSTS if plan.two_level else FLAT
         bucket = Bucket(depth, tuple(names), tuple(sizes))
@@ -80,9 +87,19 @@ class BucketReducer:
         state = self._state(communicator)
         if state.costs is None:
             state.costs = measure(communicator)
+            if self._largest is None or self._largest[0] < communicator.size:
+                self._largest = communicator.size, state.costs
             if communicator.rank == 0:
                 logger.info("measured: %s", state.costs)
         return state.costs
+
+    def fusion_bytes(self, gradients: Sequence[ReadyGradient]) -> int | None:
+        """The bucket size with which these gradients are reduced first; None: costs are unknown."""
+        if self._largest is None:
+            return None
+        return fusion_bytes(
+            gradients, self._largest[1], self._settings, bucket_seconds=_BATCH_SECONDS
+        )
 
     def state_dict(self, communicator: Communicator) -> dict[str, Any]:
         """What TopK has not sent on this rank, which saves its own; empty without TopK."""

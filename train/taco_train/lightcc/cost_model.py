@@ -6,7 +6,6 @@ that of Patarasu and Yuan (2009), the two-level form that of arXiv 2010.10458, s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,7 +17,6 @@ _LOSSY_GAIN = 1.03
 # size (csrc/collective/all_reduce.cpp).
 _ONE_MESSAGE_BYTES = 16 << 10
 _CHUNK_BYTES = 512 << 10
-_BUCKET_BYTES = tuple(1 << power for power in range(16, 29))
 _INDEX_BYTES = 1.0  # of a value that TopK sends: gaps between indices are coded
 
 
@@ -191,57 +189,3 @@ def choose(buffer: Buffer, costs: Costs, settings: Settings) -> Choice:
         if seconds[fastest_exact] <= seconds[best] * _LOSSY_GAIN:
             best = fastest_exact
     return Choice(best, seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyGradient:
-    """A gradient of the backward pass: when it was ready, in seconds, and its bytes."""
-
-    seconds: float
-    num_bytes: int
-
-
-def fusion_bytes(
-    gradients: Sequence[ReadyGradient],
-    costs: Costs,
-    settings: Settings,
-    *,
-    bucket_seconds: float = 0.0,
-    candidates: Iterable[int] = _BUCKET_BYTES,
-) -> int:
-    """The bucket size with which communication ends first.
-
-    Gradients join a bucket in the order of their times; a full bucket is reduced when its last
-    gradient is ready and the bucket before it is done (as in MG-WFBP, arXiv 1811.11141).
-
-    Args:
-        gradients: of one backward pass, float32.
-        bucket_seconds: cost of a bucket on the host beside its all-reduce.
-        candidates: sizes to try, in bytes.
-
-    Returns:
-        the setting where there is one, otherwise the best candidate; equal times choose the larger.
-    """
-    if settings.fusion_bytes is not None:
-        return settings.fusion_bytes
-    ordered = sorted(gradients, key=lambda one: one.seconds)
-    known: dict[int, float] = {}
-
-    def reduce_seconds(num_bytes: int) -> float:
-        if num_bytes not in known:
-            choice = choose(Buffer(num_bytes), costs, settings)
-            known[num_bytes] = bucket_seconds + choice.seconds[choice.plan]
-        return known[num_bytes]
-
-    def end(limit: int) -> float:
-        free, filled = 0.0, 0
-        last = 0.0
-        for gradient in ordered:
-            if filled and filled + gradient.num_bytes > limit:
-                free = max(free, last) + reduce_seconds(filled)
-                filled = 0
-            filled += gradient.num_bytes
-            last = gradient.seconds
-        return max(free, last) + reduce_seconds(filled) if filled else free
-
-    return min(candidates, key=lambda limit: (end(limit), -limit))

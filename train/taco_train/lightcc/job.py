@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from taco_train.cluster.ranks import Placement
 from taco_train.cluster.store import KeyValueStore
 from taco_train.collective.communicator import Communicator
-from taco_train.collective.levels import Levels
+from taco_train.collective.levels import Levels, make_layout
 from taco_train.collective.store import connect as find_ranks
 from taco_train.lightcc.bucket_reducer import BucketReducer
 from taco_train.lightcc.collective_runner import CollectiveRunner
 from taco_train.lightcc.engine import Engine
+from taco_train.lightcc.negotiation.bucket_planner import BucketPlanner
 from taco_train.lightcc.negotiation.coordinator import Coordinator
 from taco_train.lightcc.negotiation.coordinator_server import (
     TOKEN_BYTES,
@@ -74,7 +75,8 @@ def make_job(placement: Placement, store: KeyValueStore, settings: Settings) -> 
 def _make_job(
     placement: Placement, store: KeyValueStore, settings: Settings, made: ExitStack
 ) -> Job:
-    server = _serve(placement, store, settings) if placement.rank == 0 else None
+    reducer = BucketReducer(settings, plans_fusion=settings.fusion_bytes is None)
+    server = _serve(placement, store, settings, reducer) if placement.rank == 0 else None
     if server is not None:
         made.callback(server.close)
     communicator = Communicator(
@@ -95,7 +97,6 @@ def _make_job(
             connection, cycle_seconds=settings.cycle_seconds, on_batch=on_batch, on_lost=on_lost
         )
 
-    reducer = BucketReducer(settings)
     runner = CollectiveRunner(communicator, reducer)
     return Job(
         placement,
@@ -109,13 +110,18 @@ def _make_job(
     )
 
 
-def _serve(placement: Placement, store: KeyValueStore, settings: Settings) -> CoordinatorServer:
+def _serve(
+    placement: Placement, store: KeyValueStore, settings: Settings, reducer: BucketReducer
+) -> CoordinatorServer:
     """Start the coordinator, and tell the ranks where it is."""
     fusion = settings.fusion_bytes
+    layout = make_layout(0, placement.hosts, Levels(intra_size=settings.intra_size))
+    is_planned = fusion is None and len(layout.domains) > 1
     coordinator = Coordinator(
         placement.size,
         fusion_bytes=_DEFAULT_FUSION_BYTES if fusion is None else fusion,
         num_ids=settings.cache_capacity,
+        planner=BucketPlanner(reducer.fusion_bytes) if is_planned else None,
     )
     warn_seconds = 0.0 if settings.stall_check_disabled else settings.stall_warn_seconds
     token = secrets.token_bytes(TOKEN_BYTES)

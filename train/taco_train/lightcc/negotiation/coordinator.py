@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from taco_train.lightcc.negotiation.bucket_planner import BucketPlanner, Unit
 from taco_train.lightcc.negotiation.messages import Batch, Ready
 from taco_train.lightcc.negotiation.requests import Kind, Request
 
@@ -57,10 +58,19 @@ class Coordinator:
         size: number of ranks.
         fusion_bytes: the size of a fused buffer, at most; 0: nothing is fused.
         num_ids: how many requests may have a number, which is shorter than the request.
+        planner: holds gradients until their bucket is complete; None: none is held.
     """
 
-    def __init__(self, size: int, *, fusion_bytes: int, num_ids: int = 1024) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        fusion_bytes: int,
+        num_ids: int = 1024,
+        planner: BucketPlanner | None = None,
+    ) -> None:
         self._size = size
+        self._planner = planner
         self.fusion_bytes = fusion_bytes
         self._num_ids = num_ids
         self._groups: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
@@ -78,6 +88,11 @@ class Coordinator:
     def num_left(self) -> int:
         """Ranks that have shut down."""
         return len(self._left)
+
+    @property
+    def next_due(self) -> float | None:
+        """When `take_batches` has something to give that no rank has to send first."""
+        return None if self._planner is None else self._planner.next_due
 
     def receive(self, rank: int, ready: Ready, now: float) -> None:
         """Note what a rank is ready for.
@@ -108,14 +123,14 @@ class Coordinator:
         """A rank is gone without a word."""
         self._left.add(rank)
 
-    def take_batches(self) -> list[Batch]:
+    def take_batches(self, now: float) -> list[Batch]:
         """What all ranks run next, in this order."""
         batches = []
         if self._left:
             batches += self._fail_all(f"rank {min(self._left)} has shut down")
         keys, self._complete = list(self._complete), {}
         units = self._units(keys)
-        batches += [one for unit in self._fused(units) for one in self._run(unit)]
+        batches += [one for unit in self._fused(units, now) for one in self._run(unit)]
         if len(self._joined) == self._size:
             batches.append(Batch(is_join=True, result=self._joined[-1]))
             self._joined.clear()
@@ -172,8 +187,8 @@ class Coordinator:
                 yield labelled.pop(example.together)
         self._complete = {key: None for unit in labelled.values() for key in unit}
 
-    def _fused(self, units: Iterable[list[Key]]) -> Iterator[list[Key]]:
-        """Units of the same kind of sum, joined as long as they fit into one buffer."""
+    def _fused(self, units: Iterable[list[Key]], now: float) -> Iterator[list[Key]]:
+        """Units of the same kind of sum: planned buckets, and others as long as they fit."""
         open_buffers: dict[Request, tuple[list[Key], int]] = {}
         buffers: list[list[Key]] = []
         for unit in units:
@@ -182,6 +197,9 @@ class Coordinator:
             if signature is None:
                 buffers.append(unit)
                 continue
+            if (planned := self._planned(unit, signature, size, now)) is not None:
+                buffers += planned
+                continue
             keys, used = open_buffers.get(signature, ([], 0))
             if not keys or used + size > self.fusion_bytes:
                 keys, used = [], 0
@@ -189,6 +207,22 @@ class Coordinator:
             keys += unit
             open_buffers[signature] = (keys, used + size)
         yield from buffers
+        yield from self._overdue(now)
+
+    def _planned(
+        self, unit: list[Key], signature: Request, size: int, now: float
+    ) -> list[list[Key]] | None:
+        """Planned buckets that are complete with this unit; None: it is in none."""
+        if self._planner is None or self._example(unit[0]).is_unnamed:
+            return None
+        released = self._planner.add(Unit(tuple(unit), signature, size), now)
+        return None if released is None else [_keys(one) for one in released]
+
+    def _overdue(self, now: float) -> list[list[Key]]:
+        if self._planner is None:
+            return []
+        late = self._planner.release() if self._blocked else self._planner.overdue(now)
+        return [_keys(one) for one in late]
 
     def _signature(self, unit: list[Key]) -> Request | None:
         """What requests must share to use one buffer; None: these use none with others."""
@@ -284,6 +318,8 @@ class Coordinator:
 
     def _fail(self, keys: list[Key], reason: str) -> list[Batch]:
         batches = []
+        if self._planner is not None:
+            self._planner.forget(keys)
         for key in keys:
             pending = self._pending.pop(key)
             request = next(iter(pending.requests.values()))
@@ -309,6 +345,10 @@ class Coordinator:
     def _bytes(self, key: Key) -> int:
         example = self._example(key)
         return example.num_elements * _ITEM_BYTES.get(example.dtype, 1)
+
+
+def _keys(units: Iterable[Unit]) -> list[Key]:
+    return [key for unit in units for key in unit.name]
 
 
 def _values(by_rank: dict[int, Request], name: str) -> str:

@@ -95,17 +95,21 @@ class CoordinatorServer:
     def _serve(self) -> None:
         try:
             while not self._is_closing:
-                for key, events in self._selector.select(_TICK_SECONDS):
+                for key, events in self._selector.select(self._wait_seconds()):
                     if key.fileobj is self._listener:
                         self._accept()
                     elif isinstance(key.data, _Connection):
                         self._progress(key.data, events)
-                self._send_all([*self._coordinator.take_batches(), *self._overdue()])
+                self._send_all([*self._coordinator.take_batches(self._clock()), *self._overdue()])
         finally:
             for connection in list(self._selector.get_map().values()):
                 if isinstance(connection.data, _Connection):
                     connection.data.socket.close()
             self._selector.close()
+
+    def _wait_seconds(self) -> float:
+        due = self._coordinator.next_due
+        return _TICK_SECONDS if due is None else min(max(due - self._clock(), 0.0), _TICK_SECONDS)
 
     def _accept(self) -> None:
         try:
