@@ -129,7 +129,7 @@ class BucketPlanner:
         return released
 
     def release(self) -> list[list[Unit]]:
-        """All that is held: a rank waits for it."""
+        """Every held unit: a rank waits for one."""
         for bucket in self._buckets():
             bucket.due = 0.0
         return self.overdue(0.0)
