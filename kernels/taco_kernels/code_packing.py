@@ -80,7 +80,7 @@ def pack(codes: GroupCodes, device: torch.device | None = None) -> PackedCodes:
         row_scales, scales = codes.scales[:, 0].contiguous(), None
     else:
         row_scales, scales, minima = _scaled(codes.scales, minima)
-    kind, table = _kind(codes)
+    kind, table, shift = _kind(codes)
     return PackedCodes(
         kind,
         k,
@@ -89,7 +89,7 @@ def pack(codes: GroupCodes, device: torch.device | None = None) -> PackedCodes:
         numbers.contiguous(),
         row_scales,
         grouped(scales),
-        zero,
+        zero + shift,
         grouped(zeros),
         grouped(minima),
         table,
@@ -176,11 +176,20 @@ def _columns(codes: GroupCodes) -> _Columns:
     return _Columns(count, tile, tile, padded, sources)
 
 
-def _kind(codes: GroupCodes) -> tuple[PackedKind, Tensor | None]:
-    """The table of 4-bit floats is a kind, whose numbers need no look-up."""
-    if codes.table is not None and codes.table.tolist() == list(E2M1):
-        return "e2m1", None
-    return codes.kind, codes.table
+def _kind(codes: GroupCodes) -> tuple[PackedKind, Tensor | None, int]:
+    """The kind, the table, and what the codes of a table without look-up are less.
+
+    The numbers of 4-bit floats, and adjacent integers, need no look-up.
+    """
+    if codes.table is None:
+        return codes.kind, None, 0
+    table = codes.table.tolist()
+    if table == list(E2M1):
+        return "e2m1", None, 0
+    first = table[0]
+    if 0 <= -first <= _MAX_ZERO and table == [first + i for i in range(16)] and first == int(first):
+        return "int4", None, -int(first)
+    return codes.kind, codes.table, 0
 
 
 def _zeros(codes: GroupCodes) -> tuple[int, Tensor | None, Tensor | None]:

@@ -100,6 +100,24 @@ def test_the_table_of_4_bit_floats_needs_no_look_up() -> None:
     assert torch.equal(packed.values(), codes.values())
 
 
+@pytest.mark.parametrize("first", [0, -8])
+def test_a_table_of_adjacent_integers_needs_no_look_up(first: int) -> None:
+    integers = torch.arange(16) + float(first)
+    codes = replace(random_codes("table16", 5, 64, 32, has_minima=True), table=integers)
+    packed = pack(codes)
+    assert (packed.kind, packed.table, packed.zero) == ("int4", None, -first)
+    assert torch.equal(packed.values(), codes.values())
+
+
+@pytest.mark.parametrize(("place", "number"), [(3, 2.0), (0, -1.5), (15, 16.0)])
+def test_a_table_of_other_numbers_is_looked_up(place: int, number: float) -> None:
+    table = torch.arange(16).float()
+    table[place] = number
+    codes = replace(random_codes("table16", 5, 64, 32), table=table)
+    assert pack(codes).kind == "table16"
+    assert torch.equal(pack(codes).values(), codes.values())
+
+
 def test_rows_of_equal_layouts_are_joined() -> None:
     first = random_codes("int4", 3, 64, 32, zeros=(0, 15))
     second = random_codes("int4", 5, 64, 32, zeros=(0, 15), seed=1)

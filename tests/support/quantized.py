@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from taco_kernels.cpu.coded_part import layout_of
 from taco_worker.models.tensor_files import dtype_name
 from taco_worker.quant.weight_format import WeightFormat
 
@@ -28,9 +29,6 @@ def matrix_of(format_: WeightFormat | None, stored: Mapping[str, Tensor]) -> Ten
     assert matrix.dtype == torch.float32
     codes, layout = format_.codes(stored), format_.layout
     assert layout is not None
-    assert (codes.kind, codes.group) == (layout.kind, layout.group)
-    assert (codes.zeros is not None) == layout.has_zeros
-    assert (codes.minima is not None) == layout.has_minima
-    assert (codes.group_of_column is not None) == layout.has_column_groups
+    assert layout_of(codes, layout.scale_type, layout.zero) == layout
     assert torch.equal(codes.values().view(torch.int32), matrix.view(torch.int32))
     return matrix

@@ -101,6 +101,7 @@ def test_a_product_has_the_bits_of_the_decoded_matrix(
     kind=st.sampled_from(KINDS),
     shared=st.sampled_from([(32, 8), (16, 16), (16, 3), (64, 1), (24, 2)]),
     step_type=st.sampled_from(STEP_TYPES),
+    unit_type=st.sampled_from(["F16", "F32"]),
     has_minima=st.booleans(),
 )
 def test_scales_are_steps_of_units(
@@ -111,12 +112,13 @@ def test_scales_are_steps_of_units(
     kind: CodeKind,
     shared: tuple[int, int],
     step_type: StepType,
+    unit_type: ScaleType,
     has_minima: bool,
 ) -> None:
     kernels, (group, groups_per_unit) = kernels_of(isa, 2), shared
     k = units * group * groups_per_unit
     codes = random_step_codes(n, k, kind, group, groups_per_unit, step_type, has_minima=has_minima)
-    matrix = CodedMatrix.from_codes(kernels, codes, scale_type="F16")
+    matrix = CodedMatrix.from_codes(kernels, codes, scale_type=unit_type)
 
     assert_same_products(kernels, numbers(count, k), matrix, decoded(kernels, codes))
 

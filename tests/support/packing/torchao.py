@@ -139,6 +139,77 @@ def float8(weight: Tensor, rows: int, columns: int, dtype: torch.dtype) -> Packe
     return Packed("Float8Tensor", {"block_size": [rows, columns]}, tensors, values)
 
 
+# Of elements of blocks: bits of exponent and mantissa, without a sign.
+_FORMS = {"float4_e2m1fn_x2": (2, 1), "fp6_e2m3": (2, 3), "fp6_e3m2": (3, 2)}
+
+
+def block_floats(
+    weight: Tensor,
+    elements: str,
+    group: int = 32,
+    *,
+    swizzled: bool = False,
+    tensor_scale: float | None = None,
+    kind: str = "MXTensor",
+) -> Packed:
+    """`MXTensor`, or `NVFP4Tensor` with E4M3 scales and, if any, one of the whole tensor."""
+    n, k = weight.shape
+    groups = weight.float().view(n, k // group, group)
+    is_mx = kind == "MXTensor"
+    whole = 1.0 if tensor_scale is None else float(np.float32(tensor_scale))
+    wanted = groups.abs().amax(-1).clamp(min=1e-20)
+    if is_mx:
+        scales = (wanted.log2().floor() - 2).exp2()
+        stored = (scales.log2() + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+    else:
+        stored = (wanted / 6 / whole).clamp(2**-6, 448).to(torch.float8_e4m3fn)
+        scales = stored.float() * torch.tensor(whole)
+    qdata, numbers = _elements(groups / scales[..., None], elements)
+    tensors = {"qdata": qdata, "scale": _tiles(stored) if swizzled else stored}
+    data: dict[str, Any] = {"block_size": group, "is_swizzled_scales": swizzled}
+    if is_mx:
+        is_dtype = hasattr(torch, elements)
+        data["elem_dtype"] = {"_type": "torch.dtype", "_data": elements} if is_dtype else elements
+    if tensor_scale is not None:
+        tensors["per_tensor_scale"] = torch.tensor(whole)
+    return Packed(kind, data, tensors, (numbers * scales[..., None]).view(n, k))
+
+
+def _elements(wanted: Tensor, elements: str) -> tuple[Tensor, Tensor]:
+    """The stored elements [n, k], and their numbers in the shape of `wanted`."""
+    n = wanted.shape[0]
+    if elements not in _FORMS:
+        dtype = getattr(torch, elements)
+        floats = wanted.clamp(-448, 448).to(dtype)
+        return floats.reshape(n, -1), floats.float()
+    exponent_bits, mantissa_bits = _FORMS[elements]
+    bias, steps = 2 ** (exponent_bits - 1) - 1, 2**mantissa_bits
+    table = []
+    for code in range(2 ** (exponent_bits + mantissa_bits)):
+        exponent, mantissa = divmod(code, steps)
+        fraction = mantissa / steps
+        is_normal = exponent > 0
+        table.append((fraction + is_normal) * 2.0 ** (max(exponent, 1) - bias))
+    numbers = torch.tensor(table)
+    codes = (wanted.abs()[..., None] - numbers).abs().argmin(-1)
+    signed = numbers[codes] * wanted.sign().where(wanted != 0, 1)
+    codes += (wanted < 0) * len(table)
+    flat = codes.reshape(n, -1).to(torch.uint8)
+    return (flat[:, ::2] | flat[:, 1::2] << 4) if len(table) == 8 else flat, signed
+
+
+def _tiles(scales: Tensor) -> Tensor:
+    """Scales in tiles of 128 rows by 4 groups, padded with zeros; cuBLAS' formula of an offset."""
+    rows, groups = scales.shape
+    across, down = -(-groups // 4), -(-rows // 128)
+    flat = torch.zeros(down * across * 512, dtype=torch.uint8)
+    for i, j in np.ndindex(rows, groups):
+        tile = (i // 128) * across + j // 4
+        offset = (i % 32) * 16 + (i % 128) // 32 * 4 + j % 4
+        flat[tile * 512 + offset] = scales.view(torch.uint8)[i, j]
+    return flat.view(down * 32, across * 16).view(scales.dtype)
+
+
 def _asymmetric(weight: Tensor, group: int) -> tuple[Any, Any, Any]:
     """Codes from 0 to 15 [n, k], and scales and zeros (the value of code 8) [n, groups]."""
     n, k = weight.shape

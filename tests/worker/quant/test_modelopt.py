@@ -46,6 +46,11 @@ def test_nvfp4(n: int, groups: int, seed: int) -> None:
     stored = {".weight": packed, ".weight_scale": scales, ".weight_scale_2": whole}
     expected = numbers * (scales.float() * whole).repeat_interleave(16, 1)
     assert torch.equal(matrix_of(format_, stored), expected)
+    assert format_ is not None
+    kept = format_.codes(stored)
+    assert kept.steps is not None  # a byte a scale, as stored
+    assert torch.equal(kept.steps.scales(), kept.scales)
+    assert torch.equal(kept.steps.steps.float(), scales.float())
 
 
 @pytest.mark.parametrize(

@@ -84,16 +84,26 @@ def by_fp8(block: tuple[int, int] | None, suffix: str) -> Callable[[Tensor], Pac
     return pack
 
 
+def by_two_levels(matrix: Tensor) -> Packed:
+    """compressed-tensors' NVFP4, with values in float32."""
+    tensors, _ = by_compressed_tensors(NVFP4, "nvfp4-pack-quantized")(matrix)
+    numbers = fp4_numbers(tensors[".weight_packed"])
+    scales = tensors[".weight_scale"].float() / tensors[".weight_global_scale"].reshape(())
+    return tensors, numbers * scales.repeat_interleave(16, 1)
+
+
 def by_nvfp4(matrix: Tensor) -> Packed:
-    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-    tensors, _ = by_compressed_tensors(weights, "nvfp4-pack-quantized")(matrix)
+    tensors, _ = by_compressed_tensors(NVFP4, "nvfp4-pack-quantized")(matrix)
     scale, whole = tensors[".weight_scale"], 1 / tensors[".weight_global_scale"].reshape(())
     packed = tensors[".weight_packed"]
+    values = fp4_numbers(packed) * (scale.float() * whole).repeat_interleave(16, 1)
+    return {".weight": packed, ".weight_scale": scale, ".weight_scale_2": whole}, values
+
+
+def fp4_numbers(packed: Tensor) -> Tensor:
     positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).int()
-    numbers = torch.where(codes > 7, -positive[codes & 7], positive[codes & 7])
-    values = numbers * (scale.float() * whole).repeat_interleave(16, 1)
-    return {".weight": packed, ".weight_scale": scale, ".weight_scale_2": whole}, values
+    return torch.where(codes > 7, -positive[codes & 7], positive[codes & 7])
 
 
 def settings_of(weights: dict[str, Any], format_: str, **group: Any) -> dict[str, Any]:
@@ -108,6 +118,7 @@ def settings_of(weights: dict[str, Any], format_: str, **group: Any) -> dict[str
     }
 
 
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 INT4 = {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True}
 INT3 = {**INT4, "num_bits": 3, "symmetric": False}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
@@ -132,6 +143,11 @@ for name_, model_, weights_, group_ in (
         by_compressed_tensors(weights_, name_),
         settings_of(weights_, name_, **group_),
     )
+FORMATS["nvfp4-pack-quantized"] = (
+    "qwen3-moe-like",
+    by_two_levels,
+    settings_of(NVFP4, "nvfp4-pack-quantized"),
+)
 _EVERY = settings_of(INT8, "naive-quantized")
 _EVERY["config_groups"]["group_0"]["targets"].append("Embedding")
 FORMATS["head and embeddings"] = (
@@ -212,6 +228,18 @@ def test_a_model_has_the_bits_of_its_dequantized_matrices(tmp_path: Path, name: 
     (expected,) = VARIANTS[FORMATS[name][0]].reference(dense)([ids])
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
     assert torch.equal(actual.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("name", ["nvfp4-pack-quantized", "modelopt_fp4"])
+def test_both_forms_of_nvfp4_run_from_codes(tmp_path: Path, name: str) -> None:
+    quantized, dense = write_pair(tmp_path, name)
+    (ids,) = token_sequences((40,))
+    models = [load_step_model(path, "kernels", dtype="bfloat16") for path in (quantized, dense)]
+    actual, same = (PagedRunner(model).step({"a": ids})["a"] for model in models)
+    assert torch.equal(actual, same)
+    assert "table16" in models[0].description
+    assert "table16" not in models[1].description
+    assert models[0].weight_bytes < 0.6 * models[1].weight_bytes
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,12 @@ TORCHAO: dict[str, Callable[[Tensor], torchao.Packed]] = {
     "int4": lambda weight: torchao.plain_int4(weight, 32),
     "tiled-int4": lambda weight: torchao.tiled_int4(weight, 32),
     "float8": lambda weight: torchao.float8(weight, 1, weight.shape[1], torch.float8_e4m3fn),
+    "mxfp4": lambda weight: torchao.block_floats(weight, "float4_e2m1fn_x2", swizzled=True),
+    "mxfp6": lambda weight: torchao.block_floats(weight, "fp6_e3m2"),
+    "mxfp8": lambda weight: torchao.block_floats(weight, "float8_e4m3fn", swizzled=True),
+    "nvfp4": lambda weight: torchao.block_floats(
+        weight, "float4_e2m1fn_x2", 16, swizzled=True, tensor_scale=1e-3, kind="NVFP4Tensor"
+    ),
 }
 
 

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from support.packing.torchao import (
     Packed,
+    block_floats,
     float8,
     integers,
     plain_int4,
     save,
     tiled_int4,
 )
+from taco_kernels.cpu.coded_part import layout_of
 from taco_worker.quant.formats.torchao.checkpoint import TorchAo, read
 from taco_worker.quant.formats.torchao.names import ZERO_POINT
 from taco_worker.quant.weight_format import WeightFormat
@@ -51,11 +53,7 @@ def check_codes(format_: WeightFormat, tensors: dict[str, Tensor]) -> Tensor:
     assert layout is not None
     codes = format_.codes(tensors)
     assert torch.equal(codes.values(), values)
-    assert (codes.kind, codes.group) == (layout.kind, layout.group)
-    assert (codes.zeros is not None, codes.minima is not None) == (
-        layout.has_zeros,
-        layout.has_minima,
-    )
+    assert layout_of(codes, layout.scale_type, layout.zero) == layout
     return values
 
 
@@ -134,8 +132,7 @@ def test_plain_int4(
 ) -> None:
     packed = plain_int4(matrix(n, group * groups, seed), group)
     format_, tensors = format_of(tmp_path_factory.mktemp("ao"), packed)
-    values = check_codes(format_, tensors)
-    torch.testing.assert_close(values.double(), packed.values, rtol=0, atol=2**-24)
+    assert torch.equal(check_codes(format_, tensors), packed.values.float())
 
 
 @pytest.mark.parametrize(("n", "k"), [(8, 1024), (16, 256), (5, 1536)])
@@ -144,8 +141,7 @@ def test_plain_int4(
 def test_tiled_int4(tmp_path: Path, n: int, k: int, inner_tiles: int, group: int) -> None:
     packed = tiled_int4(matrix(n, k), group, inner_tiles)
     format_, tensors = format_of(tmp_path, packed)
-    values = check_codes(format_, tensors)
-    torch.testing.assert_close(values.double(), packed.values, rtol=0, atol=2**-24)
+    assert torch.equal(check_codes(format_, tensors), packed.values.float())
 
 
 @settings(deadline=None, max_examples=30)
@@ -178,6 +174,124 @@ def test_one_scale_of_a_float8_matrix_may_have_no_axis(tmp_path: Path) -> None:
     assert torch.equal(check_codes(format_, tensors), packed.values)
 
 
+@settings(deadline=None, max_examples=30)
+@given(
+    n=st.integers(1, 9),
+    groups=st.integers(1, 5),
+    group=st.sampled_from([16, 32, 64]),
+    elements=st.sampled_from(
+        ["float4_e2m1fn_x2", "fp6_e2m3", "fp6_e3m2", "float8_e4m3fn", "float8_e5m2"]
+    ),
+    swizzled=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_mx_formats(
+    tmp_path_factory: pytest.TempPathFactory,
+    n: int,
+    groups: int,
+    group: int,
+    elements: str,
+    swizzled: bool,
+    seed: int,
+) -> None:
+    packed = block_floats(matrix(n, group * groups, seed), elements, group, swizzled=swizzled)
+    format_, tensors = format_of(tmp_path_factory.mktemp("ao"), packed)
+    if elements == "float8_e5m2":
+        assert format_.layout is None
+        assert torch.equal(format_.dequantize(tensors), packed.values)
+    else:
+        assert torch.equal(check_codes(format_, tensors), packed.values)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    n=st.integers(1, 9),
+    groups=st.integers(1, 20),
+    swizzled=st.booleans(),
+    tensor_scale=st.none() | st.floats(1e-6, 0.01),
+    seed=st.integers(0, 2**31),
+)
+def test_nvfp4(
+    tmp_path_factory: pytest.TempPathFactory,
+    n: int,
+    groups: int,
+    swizzled: bool,
+    tensor_scale: float | None,
+    seed: int,
+) -> None:
+    packed = block_floats(
+        matrix(n, 16 * groups, seed),
+        "float4_e2m1fn_x2",
+        16,
+        swizzled=swizzled,
+        tensor_scale=tensor_scale,
+        kind="NVFP4Tensor",
+    )
+    format_, tensors = format_of(tmp_path_factory.mktemp("ao"), packed)
+    assert torch.equal(check_codes(format_, tensors), packed.values)
+    codes = format_.codes(tensors)
+    assert codes.steps is not None  # a byte a scale, as stored
+    assert torch.equal(codes.steps.scales(), codes.scales)
+
+
+def test_tiles_of_many_rows(tmp_path: Path) -> None:
+    """Several tiles down and across, the last of them not whole."""
+    packed = block_floats(matrix(300, 32 * 9), "float8_e4m3fn", swizzled=True)
+    format_, tensors = format_of(tmp_path, packed)
+    assert torch.equal(check_codes(format_, tensors), packed.values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"elem_dtype": "int8"}, "elem_dtype of torchao is 'int8'; known: float4_e2m1fn_x2, "),
+        ({"elem_dtype": None}, "elem_dtype of torchao is None; known: "),
+        ({"elem_dtype": {"_data": ["x"]}}, r"elem_dtype of torchao is \['x'\]; known: "),
+        ({"block_size": 48}, "block_size of torchao is 48; it must be even, and divide 64 colu"),
+        ({"block_size": -32}, "block_size of torchao is -32; it must be even, and divide 64 col"),
+        ({"block_size": [1, 32]}, r"block_size of torchao is \[1, 32\]; it must be even"),
+        ({"is_swizzled_scales": 1}, "is_swizzled_scales of torchao must be true or false, not 1"),
+    ],
+)
+def test_wrong_settings_of_blocks_are_one_error(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    packed = block_floats(matrix(8, 64), "fp6_e2m3")
+    packed.data |= changes
+    save(tmp_path, {MODULE: packed})
+    with pytest.raises(ValueError, match=rf"\A{MODULE}: (?:the )?{message}[^\n]*\Z"):
+        read({}, tmp_path).format_of(MODULE, 8, 64)
+
+
+@pytest.mark.parametrize(
+    ("elements", "end", "byte", "message"),
+    [
+        ("fp6_e2m3", "qdata", 64, "6-bit floats have values of more than 6 bits"),
+        ("float8_e4m3fn", "qdata", 0x7F, "8-bit floats has NaNs"),
+        ("float8_e5m2", "qdata", 0x7C, "8-bit floats have values that are not finite"),
+        ("float4_e2m1fn_x2", "scale", 255, "scales has NaNs"),
+        ("float4_e2m1fn_x2", "scale", 254, "scales has huge numbers"),
+    ],
+)
+def test_wrong_numbers_of_blocks_are_errors(
+    tmp_path: Path, elements: str, end: str, byte: int, message: str
+) -> None:
+    packed = block_floats(matrix(8, 64), elements)
+    packed.tensors[end].view(torch.uint8)[0, 0] = byte
+    format_, tensors = format_of(tmp_path, packed)
+    with pytest.raises(ValueError, match=message):
+        format_.dequantize(tensors)
+
+
+def test_a_scale_of_the_tensor_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
+    fp4 = "float4_e2m1fn_x2"
+    packed = block_floats(matrix(8, 64), fp4, 16, tensor_scale=0.1, kind="NVFP4Tensor")
+    packed.tensors["per_tensor_scale"] = torch.tensor(float("inf"))
+    format_, tensors = format_of(tmp_path, packed)
+    with pytest.raises(ValueError, match="scales with per_tensor_scale has NaNs or infinite"):
+        format_.codes(tensors)
+
+
 def test_metadata_of_all_files_count(tmp_path: Path) -> None:
     save(tmp_path, {"layers.0.up_proj": integers(matrix(8, 64), 1, 64)}, "a.safetensors")
     save(tmp_path, {"layers.1.up_proj": integers(matrix(8, 64), 1, 64)}, "b.safetensors")
@@ -208,7 +322,7 @@ def _saved(folder: Path, **changes: Any) -> TorchAo:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"_type": "NVFP4Tensor"}, "up_proj.weight is a torchao NVFP4Tensor, which is not supp"),
+        ({"_type": "Int4PlainInt32Tensor"}, "is a torchao Int4PlainInt32Tensor, which is not su"),
         ({"_type": 3}, "is a torchao 3, which is not supported"),
         ({"_tensor_data_names": 3}, "_tensor_data_names is not a list of names"),
         ({"_tensor_data_names": ["qdata", "act_pre_scale"]}, "has scales of activations"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taco_worker.quant.encodings.scaled_matrix import POWER_SCALES
+from taco_worker.quant.encodings.two_level_scales import scale_steps, two_level_layout
 from taco_worker.quant.weight_format import CodeLayout, Shape, StoredTensor
 
 if TYPE_CHECKING:
@@ -55,7 +56,11 @@ class Fp4Matrix:
 
     @property
     def layout(self) -> CodeLayout:
-        return CodeLayout("table16", self.group)
+        if self.matrix_scale is None:
+            return CodeLayout("table16", self.group, scale_type="F8_E8M0")
+        if self.divides:  # a quotient is no product of two float32 numbers
+            return CodeLayout("table16", self.group)
+        return two_level_layout("table16", self.group, self.k // self.group)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return self.codes(tensors).values()
@@ -67,16 +72,19 @@ class Fp4Matrix:
         from taco_worker.quant.encodings import small_floats
 
         name = self.scale.strip("._")
-        scales = small_floats.decode_scales(name, tensors[self.scale])
+        scales, steps = small_floats.decode_scales(name, tensors[self.scale]), None
         if self.matrix_scale is not None:
             whole = tensors[self.matrix_scale].reshape(())
             scales = scales / whole if self.divides else scales * whole
             both = f"{name} with {self.matrix_scale.strip('._')}"
             scales = small_floats.checked_scales(both, scales)
+            if not self.divides:
+                steps = scale_steps(tensors[self.scale], whole, self.group)
         return GroupCodes(
             "table16",
             small_floats.unpack_nibbles(tensors[self.packed]),
             self.group,
             scales,
             table=torch.tensor(small_floats.E2M1),
+            steps=steps,
         )

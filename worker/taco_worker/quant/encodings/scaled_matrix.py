@@ -55,8 +55,12 @@ class ScaledMatrix:
 
     @property
     def layout(self) -> CodeLayout:
-        has_zeros = self.zero_point is not None
-        return CodeLayout(self.kind, min(self.group, self.k), has_zeros=has_zeros)
+        return CodeLayout(
+            self.kind,
+            min(self.group, self.k),
+            has_zeros=self.zero_point is not None,
+            scale_type="F8_E8M0" if self.scale_dtypes == POWER_SCALES else "F32",
+        )
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return self.codes(tensors).values()

@@ -16,6 +16,18 @@ _POSITIVE_E2M3 = (*range(8), *((8 + i) << e for e in range(3) for i in range(8))
 E2M3_EIGHTHS = (*_POSITIVE_E2M3, *(-number for number in _POSITIVE_E2M3))
 """The 6-bit floats times 8, by their codes."""
 
+
+def positive_floats(exponent_bits: int, mantissa_bits: int) -> tuple[float, ...]:
+    """The numbers from 0 on that such bits mean, by their codes, without infinities and NaN."""
+    bias = 2 ** (exponent_bits - 1) - 1
+    steps = 2**mantissa_bits
+    return tuple(
+        (mantissa + (steps if exponent else 0)) * 2.0 ** (max(exponent, 1) - bias - mantissa_bits)
+        for exponent in range(2**exponent_bits)
+        for mantissa in range(steps)
+    )
+
+
 # Scales below it have finite products with all numbers.
 _LARGEST_SCALE = 2.0**118
 _E8M0_NAN = 255

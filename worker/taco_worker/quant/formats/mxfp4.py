@@ -75,7 +75,7 @@ class Mxfp4Matrix:
 
     @property
     def layout(self) -> CodeLayout:
-        return CodeLayout("table16", min(_GROUP, self.k))
+        return CodeLayout("table16", min(_GROUP, self.k), scale_type="F8_E8M0")
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return self.codes(tensors).values()

@@ -10,22 +10,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from taco_worker.quant.formats.torchao.block_floats import ELEMENTS, FP4, BlockFloats
 from taco_worker.quant.formats.torchao.floats import E4M3, E5M2, Float8Tensor
 from taco_worker.quant.formats.torchao.integers import Int4Tensor, IntegerTensor, TiledInt4Tensor
-from taco_worker.quant.formats.torchao.names import QDATA, SCALE, SCALE_AND_ZERO, ZERO_POINT
+from taco_worker.quant.formats.torchao.names import (
+    QDATA,
+    SCALE,
+    SCALE_AND_ZERO,
+    TENSOR_SCALE,
+    ZERO_POINT,
+)
 from taco_worker.quant.modules import ByModule
 from taco_worker.quant.safetensors_header import IndexedTensor
 from taco_worker.quant.safetensors_index import SafetensorsIndex, parse_settings
 from taco_worker.quant.weight_format import WeightFormat
 
 _PLAIN = "Tensor"
+_ENDS = ("qdata", "scale", "zero_point", "scale_and_zero", "per_tensor_scale")
 # The class whose symmetric weights are stored without zero points.
 _OPTIONAL_ZEROS = "Int8Tensor"
 _WEIGHT = ".weight"
 # Further tensors that change products, by the end of their names.
 _UNSUPPORTED = {"act_pre_scale": "scales of activations (AWQ, SmoothQuant)"}
 # Static scales of activations, which TACO computes for each token.
-_IGNORED = ("._weight_act_quant_scale", "._weight_act_quant_zero_point")
+_IGNORED = (
+    "._weight_act_quant_scale",
+    "._weight_act_quant_zero_point",
+    "._weight_act_per_tensor_scale",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +123,7 @@ def _entry(name: str, text: str, index: SafetensorsIndex) -> Entry | None:
     prefix = f"{module}._{parameter}_"
     stored = {
         f"._{parameter}_{end}": tensor
-        for end in ("qdata", "scale", "zero_point", "scale_and_zero", *_UNSUPPORTED)
+        for end in (*_ENDS, *_UNSUPPORTED)
         if (tensor := index.tensors.get(prefix + end)) is not None
     }
     listed = _listed(name, settings.get("_tensor_data_names"), parameter)
@@ -190,6 +202,44 @@ def _float8(entry: Entry, module: str, n: int, k: int) -> Float8Tensor:
     return Float8Tensor(n, k, dtype, shape)
 
 
+def _microscaled(entry: Entry, module: str, n: int, k: int) -> BlockFloats:
+    elements = entry.data.get("elem_dtype")
+    if isinstance(elements, Mapping):  # a dtype of torch
+        elements = elements.get("_data")
+    if not isinstance(elements, str) or elements not in ELEMENTS:
+        known = ", ".join(ELEMENTS)
+        raise ValueError(f"{module}: elem_dtype of torchao is {elements!r:.60}; known: {known}")
+    group, is_swizzled = _group(entry, module, k), _is_swizzled(entry, module)
+    return BlockFloats(n, k, elements, group, is_swizzled, has_power_scales=True)
+
+
+def _nvfp4(entry: Entry, module: str, n: int, k: int) -> BlockFloats:
+    # Headers are checked later: a tensor that is promised here must be stored.
+    has_scale = TENSOR_SCALE in {*entry.stored, *(entry.listed or ())}
+    group, is_swizzled = _group(entry, module, k), _is_swizzled(entry, module)
+    return BlockFloats(n, k, FP4, group, is_swizzled, False, has_scale)
+
+
+def _group(entry: Entry, module: str, k: int) -> int:
+    """Columns that share a scale."""
+    group = entry.data.get("block_size")
+    if type(group) is not int or group < 2 or group % 2 or k % group:
+        raise ValueError(
+            f"{module}: the block_size of torchao is {group!r:.60}; it must be even, and divide "
+            f"{k} columns"
+        )
+    return group
+
+
+def _is_swizzled(entry: Entry, module: str) -> bool:
+    value = entry.data.get("is_swizzled_scales", False)
+    if not isinstance(value, bool):
+        raise ValueError(
+            f"{module}: is_swizzled_scales of torchao must be true or false, not {value!r:.60}"
+        )
+    return value
+
+
 def _block(entry: Entry, module: str, n: int, k: int) -> tuple[int, int]:
     """Rows and columns that share a scale."""
     block = entry.data.get("block_size")
@@ -211,4 +261,6 @@ _FORMATS: Mapping[str, Callable[[Entry, str, int, int], WeightFormat]] = {
     "Int4Tensor": _int4,
     "Int4TilePackedTo4dTensor": _tiled,
     "Float8Tensor": _float8,
+    "MXTensor": _microscaled,
+    "NVFP4Tensor": _nvfp4,
 }

@@ -82,8 +82,8 @@ class IntegerTensor:
 class Int4Tensor:
     """`Int4Tensor`: signed 4-bit codes [n, k / 2], the even column in a byte's low bits.
 
-    A number is `code * scale + zero_point`, of bfloat16 factors. Here it is `unsigned code * scale
-    - (8 * scale - zero_point)` in float32: integers from 0 on, as products take them.
+    A number is `code * scale + zero_point`, in float32. The codes are kept as unsigned ones, of a
+    table: `unsigned code * scale - (8 * scale - zero_point)` would round once more.
     """
 
     n: int
@@ -101,7 +101,7 @@ class Int4Tensor:
 
     @property
     def layout(self) -> CodeLayout:
-        return CodeLayout("int4", self.group, has_minima=True)
+        return CodeLayout("table16", self.group, has_minima=True)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return self.codes(tensors).values()
@@ -112,7 +112,7 @@ class Int4Tensor:
         packed = tensors[QDATA].contiguous().view(torch.uint8)
         signed = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
         scales, zeros = (tensors[name].float().t().contiguous() for name in (SCALE, ZERO_POINT))
-        return _with_minima(signed ^ _INT4_MIDDLE, self.group, scales, zeros)
+        return _with_zeros(signed ^ _INT4_MIDDLE, self.group, scales, zeros)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class TiledInt4Tensor:
     """`Int4TilePackedTo4dTensor`: 4-bit codes in the order of a tensor core's registers.
 
     The codes are int32 [n / 8, k / (16 * tiles), 32, tiles / 2], of a matrix that is padded with
-    further rows and columns; a number is `(code - 8) * scale + zero`.
+    further rows and columns; a number is `(code - 8) * scale + zero`, in float32.
 
     Attributes:
         shape: of the stored codes.
@@ -141,7 +141,7 @@ class TiledInt4Tensor:
 
     @property
     def layout(self) -> CodeLayout:
-        return CodeLayout("int4", self.group, has_minima=True)
+        return CodeLayout("table16", self.group, has_minima=True)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return self.codes(tensors).values()
@@ -159,7 +159,7 @@ class TiledInt4Tensor:
         num_groups = -(-self.k // self.group)
         stored = tensors[SCALE_AND_ZERO][:num_groups, : self.n].float()
         scales, zeros = (part.t().contiguous() for part in stored.unbind(2))
-        return _with_minima(codes[: self.n, : self.k].contiguous(), self.group, scales, zeros)
+        return _with_zeros(codes[: self.n, : self.k].contiguous(), self.group, scales, zeros)
 
     @property
     def _padded(self) -> tuple[int, int]:
@@ -167,12 +167,16 @@ class TiledInt4Tensor:
         return row_tiles * _TILE_ROWS, outer * inner * 2 * _TILE_COLUMNS
 
 
-def _with_minima(codes: Tensor, group: int, scales: Tensor, zeros: Tensor) -> GroupCodes:
+def _with_zeros(codes: Tensor, group: int, scales: Tensor, zeros: Tensor) -> GroupCodes:
+    """The numbers `(code - 8) * scale + zero`."""
+    import torch
+
     from taco_kernels.group_codes import GroupCodes
 
     check_finite(scales)
     check_finite(zeros, "zero points")
-    return GroupCodes("int4", codes, group, scales, minima=scales * _INT4_MIDDLE - zeros)
+    table = torch.arange(16) - float(_INT4_MIDDLE)
+    return GroupCodes("table16", codes, group, scales, minima=-zeros, table=table)
 
 
 def _whole(zeros: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 QDATA, SCALE = "._weight_qdata", "._weight_scale"
+TENSOR_SCALE = "._weight_per_tensor_scale"
 ZERO_POINT, SCALE_AND_ZERO = "._weight_zero_point", "._weight_scale_and_zero"
 
 
