@@ -297,7 +297,7 @@ def test_invalid_weights_are_refused(changes: dict[str, Any], message: str) -> N
         ),
         ({"config_groups": {"a": {"weights": {}}}}, "config group a: targets must be a list of st"),
         ({"config_groups": [1]}, r"config_groups must be an object, not \[1\]"),
-        ({"ignore": ["re:("]}, "invalid regular expression '\\('"),
+        ({"ignore": ["re:("]}, "ignore has '\\(', not a regular expression: missing \\), untermin"),
         ({"ignore": "lm_head"}, "ignore must be a list of strings, not 'lm_head'"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask' is not suppo"),
         ({"transform_config": {"config_groups": {}}}, "transform_config is not supported"),

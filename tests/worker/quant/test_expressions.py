@@ -1,14 +1,23 @@
 """Regular expressions of checkpoints: what `re` matches, in bounded time."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from support.checkpoints import make_checkpoint
+from taco_worker.models.config import load_hf_config
+from taco_worker.models.weight_checks import check_weight_files
+from taco_worker.quant import expressions
 from taco_worker.quant.expressions import Expression
-from taco_worker.quant.formats import gptq
+from taco_worker.quant.formats import auto_round, fp8, gptq, modelopt
+from taco_worker.quant.formats.bitsandbytes import checkpoint as bitsandbytes
+from taco_worker.quant.formats.compressed_tensors import config as compressed_tensors
 from taco_worker.quant.modules import is_listed, matches_name
 
 CHARACTERS = st.sampled_from(["a", "b", ".", r"\.", r"\d", r"\w", "[^a]", "[0-9b]", r"\b", "^"])
@@ -56,9 +65,81 @@ def test_what_is_not_read_is_one_error(text: str, message: str) -> None:
         Expression(text)
 
 
+NESTED_ASSERTS = "(?:(?=(?:(?=(?:(?=(?:(?=.*#)|.)*)|.)*)|.)*).)*#"
+
+
 def test_too_many_steps_are_one_error() -> None:
-    with pytest.raises(ValueError, match=r"\A[^\n]* takes too long\Z"):
-        Expression("(" * 6 + ".*" + "){1,99}" * 6).match("a" * 999)
+    with pytest.raises(ValueError, match=r"\Athe regular expression '[^\n]*' takes too long\Z"):
+        Expression(NESTED_ASSERTS).match("a" * 999)
+
+
+def test_names_share_a_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint has many modules: none takes long, and neither do all of them."""
+    monkeypatch.setattr(expressions, "_MAX_ALL_STEPS", 50_000)
+    hostile = Expression("(?:(?=(?:(?=.*#)|.)*).)*#")
+    names = (f"model.layers.{number}.mlp.down_proj" for number in range(1000))
+    with pytest.raises(ValueError, match="takes too long"):
+        any(map(hostile.match, names))
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [("a" * 1001, 1001), ("model." + "x" * 2000, 2006)], ids=["a", "b"]
+)
+@pytest.mark.parametrize("text", [".*x", "(.*)*x"])
+def test_names_are_bounded(text: str, name: str, length: int) -> None:
+    for matches in (Expression(text).match, Expression(text).search):
+        with pytest.raises(ValueError, match=f"a name of {length} characters is too long"):
+            matches(name)
+
+
+MANY = [f"((.*)*{number})*x" for number in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("reader", "config", "where"),
+    [
+        (gptq, {"bits": 4, "dynamic": {key: {} for key in MANY}}, "quantization_config.dynamic"),
+        (
+            auto_round,
+            {"bits": 4, "extra_config": {key: {} for key in MANY}},
+            "quantization_config.extra_config",
+        ),
+        (
+            compressed_tensors,
+            {"config_groups": {}, "ignore": [f"re:{one}" for one in MANY]},
+            "ignore",
+        ),
+        (
+            compressed_tensors,
+            {"config_groups": {"a": {"targets": [f"re:{one}" for one in MANY], "weights": {}}}},
+            "config group a: targets",
+        ),
+        (fp8, {"modules_to_not_convert": MANY}, "modules_to_not_convert"),
+        (modelopt, {"quant_algo": "FP8", "ignore": [one.replace("*", "+") for one in MANY]}, "ex"),
+        (bitsandbytes, {"load_in_4bit": True, "llm_int8_skip_modules": MANY}, "llm_int8_skip_mod"),
+    ],
+)
+def test_lists_of_slow_expressions_are_one_error(
+    tmp_path: Path, reader: Any, config: dict[str, Any], where: str
+) -> None:
+    message = rf"\A{where}[^\n]* has [^\n]* and 8 more regular expressions that repeat[^\n]*\Z"
+    with pytest.raises(ValueError, match=message):
+        reader.read(config, tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["(", NESTED_ASSERTS])
+def test_the_error_names_file_and_expression(tmp_path: Path, pattern: str) -> None:
+    path = make_checkpoint(tmp_path / "model")
+    fields = json.loads((path / "config.json").read_text())
+    quantization = {"quant_method": "gptq", "bits": 4, "dynamic": {f"-:{pattern}": {}}}
+    (path / "config.json").write_text(json.dumps(fields | {"quantization_config": quantization}))
+    tensors = load_file(path / "model.safetensors")
+    for name in [name for name in tensors if "_proj" in name]:
+        tensors[name.replace(".weight", ".qweight")] = tensors.pop(name)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    message = rf"\A{path}/config\.json: [^\n]*{re.escape(repr(pattern))}[^\n]*\Z"
+    with pytest.raises(ValueError, match=message):
+        check_weight_files(path, load_hf_config(path), "auto")
 
 
 def test_a_hostile_rule_of_a_checkpoint(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_matrix_must_fill_whole_words() -> None:
         ({"pack_dtype": "int64"}, "packed in int64 are not supported"),
         ({"dynamic": ["-:.*"]}, r"dynamic is \['-:.\*'\]; it must be an object"),
         ({"dynamic": {"+:x": 8}}, r"dynamic\['\+:x'\] is 8; it must be an object"),
-        ({"dynamic": {"+:(": {}}}, r"dynamic has '\+:\(', not a regular expression"),
+        ({"dynamic": {"+:(": {}}}, r"dynamic has '\(', not a regular expression"),
         ({"dynamic": {"+:x": {"bits": 7}}}, r"dynamic\['\+:x'\].bits is 7"),
         ({"modules_in_block_to_quantize": [3]}, "modules_in_block_to_quantize is"),
         ({"is_marlin_format": True, "sym": False}, "Marlin checkpoints are symmetric"),

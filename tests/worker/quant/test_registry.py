@@ -133,9 +133,10 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 def test_messages_name_the_file_of_a_setting(tmp_path: Path) -> None:
     (tmp_path / "quantize_config.json").write_text('{"bits": 5}')
+    in_config = f"{tmp_path}/config.json: quantization_config"
     for fields, source in (
         ({}, "quantize_config.json"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 5}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 5}}, in_config),
     ):
         config = quantization_config(tmp_path, fields)
         with pytest.raises(ValueError, match=rf"\A{re.escape(source)}\.bits is 5; it must be"):

@@ -113,7 +113,7 @@ def load_hf_config(
         wanted = None if is_converted(model_dir) else quantization
         rules = read_quantization(settings, model_dir, wanted)
         stored = rules and with_stored_modules(
-            rules, config.plan, model_dir, load_format, tensorizer_file
+            rules, settings or {}, config.plan, model_dir, load_format, tensorizer_file
         )
         online = read_online_quantization(quantization) if stored is None else None
         config = replace(

@@ -6,11 +6,14 @@ routers of experts, or the vision tower.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.weight_files import LoadFormat, find_weight_files, stored_tensors
+from taco_worker.quant.config_files import with_file
 from taco_worker.quant.gguf.checkpoint import is_gguf
 from taco_worker.quant.modules import is_embedding, is_router
 from taco_worker.quant.weight_format import Quantization, WeightFormat
@@ -24,11 +27,13 @@ class StoredModules:
     """A quantization without the modules that the files store as they are.
 
     Attributes:
+        settings: that the rules were read from.
         unquantized: these modules.
         quantized: the others that have tensors.
     """
 
     rules: Quantization
+    settings: Mapping[str, Any]
     unquantized: frozenset[str]
     quantized: frozenset[str]
 
@@ -39,9 +44,9 @@ class StoredModules:
     def format_of(self, module: str, n: int, k: int) -> WeightFormat | None:
         try:
             format_ = self.rules.format_of(module, n, k)
-        except ValueError:
+        except ValueError as error:
             if module in self.quantized:
-                raise
+                raise with_file(self.settings, error) from None
             return None  # of a layout that this checkpoint does not have
         if format_ is None or module not in self.unquantized:
             return format_
@@ -58,6 +63,7 @@ class LinearModules:
     """A quantization of which no headers tell what is stored: never of embeddings and routers."""
 
     rules: Quantization
+    settings: Mapping[str, Any]
 
     @property
     def method(self) -> str:
@@ -66,7 +72,10 @@ class LinearModules:
     def format_of(self, module: str, n: int, k: int) -> WeightFormat | None:
         if is_embedding(module) or is_router(module):
             return None
-        return self.rules.format_of(module, n, k)
+        try:
+            return self.rules.format_of(module, n, k)
+        except ValueError as error:
+            raise with_file(self.settings, error) from None
 
     def is_extra(self, name: str) -> bool:
         return self.rules.is_extra(name)
@@ -74,6 +83,7 @@ class LinearModules:
 
 def with_stored_modules(
     rules: Quantization,
+    settings: Mapping[str, Any],
     plan: ModelPlan,
     model_dir: Path,
     load_format: LoadFormat = "auto",
@@ -82,17 +92,18 @@ def with_stored_modules(
     """The quantization of a checkpoint, without the modules that its files store as they are.
 
     Args:
+        settings: that `rules` were read from.
         load_format, tensorizer_file: as of `find_weight_files`.
 
     Raises:
         ValueError: the header of a file is damaged.
     """
     if load_format in ("dummy", "sharded_state"):
-        return LinearModules(rules)  # no file stores matrices as the rules say
+        return LinearModules(rules, settings)  # no file stores matrices as the rules say
     try:
         files = find_weight_files(model_dir, load_format, tensorizer_file)
     except ValueError:
-        return LinearModules(rules)
+        return LinearModules(rules, settings)
     if any(is_gguf(file) for file in files):
         return rules  # it says what each tensor is
     unquantized: set[str] = set()
@@ -104,4 +115,4 @@ def with_stored_modules(
                 unquantized.add(module)
             elif suffix != _BIAS:
                 quantized.add(module)
-    return StoredModules(rules, frozenset(unquantized - quantized), frozenset(quantized))
+    return StoredModules(rules, settings, frozenset(unquantized - quantized), frozenset(quantized))

@@ -5,10 +5,11 @@ Settings name modules as their writer saw them: with or without the prefix of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Generic, TypeVar
 
-from taco_worker.quant.expressions import expression
+from taco_worker.quant.expressions import check_expressions, expression
 
 Settings = TypeVar("Settings")
 
@@ -82,15 +83,11 @@ def matches_name(module: str, target: str) -> bool:
     """Whether `target` is the module's name, or "re:" and an expression that its start matches.
 
     Raises:
-        ValueError: the expression is invalid.
+        ValueError: the expression is invalid, or takes too long.
     """
     if not target.startswith("re:"):
         return plain_name(target) == plain_name(module)
-    text = target.removeprefix("re:")
-    try:
-        pattern = expression(text)
-    except ValueError as error:
-        raise ValueError(f"invalid regular expression {text!r:.100}: {error}") from None
+    pattern = expression(target.removeprefix("re:"))
     return any(pattern.match(name) for name in _names(module))
 
 
@@ -103,22 +100,45 @@ def is_listed(module: str, listed: Iterable[str]) -> bool:
     return any(_lists(module, entry) for entry in listed)
 
 
+def check_listed(listed: Iterable[str], where: str) -> None:
+    """Check the entries of `is_listed`; those that are no regular expressions are names.
+
+    Args:
+        where: names the list.
+
+    Raises:
+        ValueError: expressions among them would take long to match.
+    """
+    check_expressions((text for entry in listed if (text := _start_of(_key(entry)))), where)
+
+
 def _lists(module: str, entry: str) -> bool:
-    key = entry.removesuffix(".weight").strip(".")
+    key = _key(entry)
     if not key:
         return False
     if module.endswith(key) or f".{key}." in f".{module}.":
         return True
+    start = _start_of(key)
+    return start is not None and any(expression(start).match(name) for name in _names(module))
+
+
+def _key(entry: str) -> str:
+    return entry.removesuffix(".weight").strip(".")
+
+
+@lru_cache(maxsize=20_000)
+def _start_of(key: str) -> str | None:
+    """The expression of modules whose first parts an entry is; None: it is no expression."""
+    text = rf"(?:{key})(?:\.|$)"
     try:
-        pattern = expression(rf"(?:{key})(?:\.|$)")
+        expression(text)
     except ValueError:
-        return False
-    return any(pattern.match(name) for name in _names(module))
+        return None
+    return text
 
 
-def _names(module: str) -> Iterator[str]:
+@lru_cache(maxsize=100)
+def _names(module: str) -> tuple[str, ...]:
     """The names that the module may have had where the configuration was written."""
-    yield module
     plain = plain_name(module)
-    for prefix in _PREFIXES:
-        yield prefix + plain
+    return tuple(dict.fromkeys((module, *(prefix + plain for prefix in _PREFIXES))))

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from taco_worker.quant.config_files import with_file
 from taco_worker.quant.weight_format import OnlineQuantization, Quantization
 
 # Modules with a function `read(quantization_config, model_dir)`, by `quant_method`.
@@ -80,7 +81,11 @@ def read_quantization(
     if not isinstance(method, str) or method not in _CHECKPOINT_METHODS:
         shown = method if isinstance(method, str) and method.isprintable() else repr(method)
         raise ValueError(f"the checkpoint is quantized ({shown:.60}), which is not supported")
-    quantization: Quantization = import_module(_CHECKPOINT_METHODS[method]).read(config, model_dir)
+    try:
+        reader = import_module(_CHECKPOINT_METHODS[method])
+        quantization: Quantization = reader.read(config, model_dir)
+    except ValueError as error:
+        raise with_file(config, error) from None
     is_own = wanted is None or wanted in _STORED_AS
     # Configurations of method "gptq" may describe the files of method "marlin".
     if not is_own and _SYNONYMS.get(str(wanted), wanted) not in (method, quantization.method):

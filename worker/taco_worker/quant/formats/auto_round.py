@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taco_worker.quant.expressions import Expression, expression
+from taco_worker.quant.expressions import Expression, check_expressions, expression
 from taco_worker.quant.formats.awq import awq_matrix
 from taco_worker.quant.formats.gptq import BITS, GptqMatrix
 from taco_worker.quant.integers.rules import is_language_head
@@ -31,14 +31,9 @@ def read(config: Mapping[str, Any], model_dir: Path) -> Quantization:
     if not packing.startswith("auto_round") or "llm_compressor" in packing or "fp" in packing:
         raise ValueError(f"packing_format {packing!r} of auto-round is not supported")
     own = {key: part.over(settings) for key, part in settings.parts("extra_config").items()}
-    expressions = []
-    for key in filter(_EXPRESSION.search, own):
-        try:
-            expressions.append((expression(key), own[key]))
-        except ValueError as error:
-            raise ValueError(
-                f"{settings.name}.extra_config has {key!r:.100}, not a regular expression: {error}"
-            ) from None
+    texts = list(filter(_EXPRESSION.search, own))
+    check_expressions(texts, f"{settings.name}.extra_config")
+    expressions = [(expression(text), own[text]) for text in texts]
     return AutoRound(
         settings,
         packing,

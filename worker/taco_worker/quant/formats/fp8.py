@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taco_worker.quant.encodings.scaled_matrix import FLOAT_SCALES, POWER_SCALES, ScaledMatrix
-from taco_worker.quant.modules import is_linear, is_listed
+from taco_worker.quant.modules import check_listed, is_linear, is_listed
 from taco_worker.quant.stored_headers import StoredHeaders, read_headers
 from taco_worker.quant.weight_format import CodeLayout, Shape
 
@@ -127,6 +127,7 @@ def excluded_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
             continue
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{field} must be a list of strings, not {names!r}")
+        check_listed(names, field)
         return tuple(names)
     return ()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from taco_worker.quant.encodings.fp4_matrix import NVFP4_GROUP, Fp4Matrix
 from taco_worker.quant.encodings.scaled_matrix import FLOAT_SCALES, POWER_SCALES, ScaledMatrix
-from taco_worker.quant.modules import is_embedding, is_listed, plain_name
+from taco_worker.quant.modules import check_listed, is_embedding, is_listed, plain_name
 from taco_worker.quant.stored_headers import StoredHeaders, read_headers
 from taco_worker.quant.weight_format import Shape, WeightFormat
 
@@ -126,6 +126,7 @@ def read(config: Mapping[str, Any], model_dir: Path) -> ModelOptCheckpoint:
     excluded = settings.get("exclude_modules", settings.get("ignore")) or []
     if not isinstance(excluded, list) or not all(isinstance(one, str) for one in excluded):
         raise ValueError(f"exclude_modules must be a list of strings, not {excluded!r}")
+    check_listed((one for one in excluded if "*" not in one), "exclude_modules")
     group = settings.get("group_size") or NVFP4_GROUP
     if type(group) is not int or group < 2 or group % 2:
         raise ValueError(f"group_size must be an even positive integer, not {group!r}")

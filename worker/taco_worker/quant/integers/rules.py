@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taco_worker.quant.expressions import Expression, expression
+from taco_worker.quant.expressions import Expression, check_expressions, expression
 from taco_worker.quant.integers.settings import Settings
 
 _LANGUAGE_HEADS = ("lm_head", "embed_out", "output_layer")
@@ -39,15 +39,13 @@ class Rules:
     @classmethod
     def read(cls, settings: Settings) -> Rules:
         """Raises ValueError if a rule is not a regular expression, or has the wrong type."""
-        dynamic = []
-        for key, own in settings.parts("dynamic").items():
-            try:
-                pattern = expression(key.removeprefix("-:").removeprefix("+:"))
-            except ValueError as error:
-                raise ValueError(
-                    f"{settings.name}.dynamic has {key!r:.100}, not a regular expression: {error}"
-                ) from None
-            dynamic.append((pattern, None if key.startswith("-:") else own.over(settings)))
+        parts = settings.parts("dynamic")
+        texts = {key: key.removeprefix("-:").removeprefix("+:") for key in parts}
+        check_expressions(texts.values(), f"{settings.name}.dynamic")
+        dynamic = [
+            (expression(texts[key]), None if key.startswith("-:") else own.over(settings))
+            for key, own in parts.items()
+        ]
         only = settings.names("modules_in_block_to_quantize")
         return cls(settings, tuple(dynamic), only, settings.flag("lm_head", default=False))
 

@@ -21,7 +21,7 @@ from taco_worker.quant.formats.bitsandbytes.blocks import (
     Nested,
 )
 from taco_worker.quant.formats.bitsandbytes.rows import ORDER, SCALES, Int8Rows
-from taco_worker.quant.modules import ByModule, is_listed
+from taco_worker.quant.modules import ByModule, check_listed, is_listed
 from taco_worker.quant.safetensors_header import IndexedTensor
 from taco_worker.quant.safetensors_index import SafetensorsIndex, parse_settings
 
@@ -163,6 +163,7 @@ def _skipped(config: Mapping[str, Any]) -> tuple[str, ...]:
         return ("lm_head",)
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ValueError(f"llm_int8_skip_modules must be a list of names, not {value!r}")
+    check_listed(value, "llm_int8_skip_modules")
     return tuple(value)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from taco_worker.quant.expressions import check_expressions
 from taco_worker.quant.formats.compressed_tensors.matrices import matrix
 from taco_worker.quant.formats.compressed_tensors.weight_scheme import WeightScheme, read_scheme
 from taco_worker.quant.modules import is_embedding, matches_name
@@ -146,8 +147,7 @@ def _names(field: str, names: Any) -> tuple[str, ...]:
     """Names and expressions of modules, checked."""
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise ValueError(f"{field} must be a list of strings, not {names!r}")
-    for one in names:
-        matches_name("", one)
+    check_expressions((one[3:] for one in names if _is_expression(one)), field)
     return tuple(names)
 
 
