@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from taco_train.lightcc.settings import Settings, settings_from
+from taco_train.lightcc.settings import Settings, note_unused, settings_from, start_settings
 from taco_train.lightcc.variables import VARIABLES, WITHOUT_MEANING, VariableError
 
 
@@ -67,11 +67,28 @@ def test_a_variable_without_meaning_is_one_log_line(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert settings_from({name: "1"}) == Settings()
+        note_unused({name: "1"})
+    assert settings_from({name: "1"}) == Settings()
     (record,) = caplog.records
     assert name in record.getMessage()
 
 
 def test_a_misspelled_variable_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    note_unused({"LIGHT_TOPK_RATIOS": "1"})
     assert settings_from({"LIGHT_TOPK_RATIOS": "1"}) == Settings()
     assert "LIGHT_TOPK_RATIOS is unknown; known: LIGHT_2D_ALLREDUCE" in caplog.text
+
+
+def test_the_log_goes_where_the_script_logs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    package = logging.getLogger("taco_train")
+    level, handlers = package.level, list(package.handlers)
+    monkeypatch.setenv("HOROVOD_LOG_LEVEL", "INFO")
+    monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
+    try:
+        assert start_settings().log_level == "info"
+        assert "HOROVOD_AUTOTUNE has no effect" in caplog.text
+        assert package.handlers == handlers  # the root logger has one: pytest's
+    finally:
+        package.setLevel(level)

@@ -16,7 +16,7 @@ from taco_train.collective.levels import Levels
 from taco_train.collective.store import connect as find_ranks
 from taco_train.lightcc.bucket_queue import BucketQueue
 from taco_train.lightcc.bucket_reducer import BucketReducer
-from taco_train.lightcc.settings import Settings, settings_from
+from taco_train.lightcc.settings import Settings, start_settings
 
 _queues: list[BucketQueue] = []
 _reductions: list[tuple[BucketReducer, Communicator]] = []  # that of the queue
@@ -44,7 +44,7 @@ def ddp_hook(model: DistributedDataParallel) -> None:
     if dist.get_world_size(model.process_group) != dist.get_world_size():
         raise ValueError("ddp_hook needs the process group of all ranks")
     if not _queues:
-        _queues.append(open_queue(settings_from()))
+        _queues.append(open_queue(start_settings()))
     model.register_comm_hook(_queues[0], _average)
     _hooked.add(model)
 

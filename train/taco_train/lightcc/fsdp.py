@@ -15,7 +15,7 @@ from taco_train.collective.communicator import Communicator
 from taco_train.collective.levels import Levels
 from taco_train.collective.store import connect as find_ranks
 from taco_train.lightcc.bucket_reducer import BucketReducer
-from taco_train.lightcc.settings import settings_from
+from taco_train.lightcc.settings import start_settings
 
 _communicators: list[Communicator] = []
 
@@ -46,7 +46,7 @@ def fsdp_hook(model: torch.nn.Module, mesh: DeviceMesh) -> None:
             f"fsdp_hook needs a mesh of one dimension on the CPU, not of {mesh.ndim} on "
             f"{mesh.device_type}"
         )
-    settings = settings_from()
+    settings = start_settings()
     placement, store = find_ranks()
     world = Communicator(
         placement,

@@ -11,6 +11,14 @@ from taco_train.lightcc.variables import VARIABLES, WITHOUT_MEANING, VariableErr
 
 logger = logging.getLogger(__name__)
 _PREFIX = "LIGHT_"
+_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +47,11 @@ class Settings:
     timeout_seconds: float = 30.0
     timeline: str = ""
     timeline_marks_cycles: bool = False
+    log_level: str | None = None
 
 
 def settings_from(environment: Mapping[str, str] | None = None) -> Settings:
-    """Read the variables; those without meaning here are logged.
+    """Read the variables.
 
     Args:
         environment: None: the process's.
@@ -60,10 +69,37 @@ def settings_from(environment: Mapping[str, str] | None = None) -> Settings:
             values[variable.field] = variable.read(text)
         except ValueError as allowed:
             raise VariableError(f"{variable.name} is {text!r}; it must be {allowed}") from None
+    return Settings(**values)
+
+
+def start_settings() -> Settings:
+    """Read this process's variables, and start its log; those without meaning here are logged.
+
+    Raises:
+        VariableError: see `settings_from`.
+    """
+    settings = settings_from()
+    if settings.log_level is not None:
+        _start_log(settings.log_level)
+    note_unused(os.environ)
+    return settings
+
+
+def note_unused(environment: Mapping[str, str]) -> None:
+    """Log the variables that change nothing."""
     known = [one.name for one in VARIABLES if one.name.startswith(_PREFIX)]
     for name in sorted(environment):
         if name in WITHOUT_MEANING:
             logger.info("%s has no effect: %s", name, WITHOUT_MEANING[name])
         elif name.startswith(_PREFIX) and name not in known:
             logger.warning("%s is unknown; known: %s", name, ", ".join(known))
-    return Settings(**values)
+
+
+def _start_log(level: str) -> None:
+    """Messages of the package from this level on, to where the script logs or standard error."""
+    package = logging.getLogger(__name__.partition(".")[0])
+    package.setLevel(_LEVELS[level])
+    if not package.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s [%(name)s] %(message)s"))
+        package.addHandler(handler)

@@ -90,6 +90,10 @@ def _choice(*values: str) -> Callable[[str], str]:
     return read
 
 
+def _level(text: str) -> str:
+    return _choice("trace", "debug", "info", "warning", "error", "fatal")(text.lower())
+
+
 def _path(text: str) -> str:
     return text
 
@@ -222,6 +226,14 @@ VARIABLES = (
         _flag,
         "0",
         "Whether the trace has a mark for each message of the coordinator.",
+    ),
+    Variable(
+        "HOROVOD_LOG_LEVEL",
+        "log_level",
+        _level,
+        "as the script has set up logging",
+        "Least level of the messages on standard error: trace, debug, info, warning, error or "
+        "fatal.",
     ),
 )
 

@@ -11,7 +11,7 @@ from taco_train.lightcc.horovod.elastic.membership import is_elastic, join_round
 from taco_train.lightcc.horovod.process_sets import ProcessSet, add_process_set
 from taco_train.lightcc.horovod.state import current, is_initialized, set_current, take_current
 from taco_train.lightcc.job import open_job
-from taco_train.lightcc.settings import settings_from
+from taco_train.lightcc.settings import start_settings
 
 
 def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = None) -> None:
@@ -29,7 +29,7 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
     """
     if is_initialized():
         return
-    settings = settings_from()
+    settings = start_settings()
     if is_elastic() and (comm is not None or process_sets not in (None, "dynamic")):
         raise ValueError("elastic jobs have no comm and no process_sets: ranks change")
     job = join_round(settings) if is_elastic() else open_job(settings)
