@@ -1,6 +1,7 @@
 """`horovod.run` calls a function in ranks of this host."""
 
 import os
+import threading
 
 import pytest
 
@@ -29,3 +30,20 @@ def test_an_error_names_the_rank() -> None:
 def test_other_hosts_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"serves this host only, not a\.invalid"):
         horovod.run(multiply, (1,), np=1, hosts="a.invalid:1")
+
+
+def test_what_cannot_be_pickled_is_one_line() -> None:
+    with pytest.raises(TypeError) as failure:
+        horovod.run(multiply, (threading.Lock(),))
+    assert str(failure.value) == (
+        "multiply or its arguments cannot be sent to the ranks: cannot pickle '_thread.lock' "
+        "object; make such objects inside the function"
+    )
+
+
+def test_bad_arguments_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="np is 0; it must be at least 1"):
+        horovod.run(multiply, (1,), np=0)
+    monkeypatch.setenv("LIGHT_INTRA_SIZE", "all")
+    with pytest.raises(ValueError, match="LIGHT_INTRA_SIZE is 'all'; it must be an integer from 1"):
+        horovod.run(multiply, (1,))

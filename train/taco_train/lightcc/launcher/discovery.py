@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -34,11 +35,17 @@ class DiscoveryScript:
     """Hosts that a program prints, one `name` or `name:slots` a line; it runs every second.
 
     While the program fails, the hosts are those that it printed last.
+
+    Raises:
+        HostsError: there is no such program, or it cannot be executed.
     """
 
     can_change = True
 
     def __init__(self, path: Path, default_slots: int) -> None:
+        if not os.access(path, os.X_OK) or path.is_dir():
+            what = "cannot be executed: chmod +x it" if path.is_file() else "is no file"
+            raise HostsError(f"--host-discovery-script {path} {what}")
         self._path = path
         self._default_slots = default_slots
         self._hosts: list[HostSlots] = []
@@ -63,22 +70,26 @@ class DiscoveryScript:
         try:
             self._hosts = self._ask()
             self._problem = ""
-        except (OSError, subprocess.SubprocessError, HostsError) as error:
+        except (OSError, ValueError) as error:
             problem = f"horovodrun: {self._path} does not tell the hosts: {error}"
             if problem != self._problem:
                 print(problem, file=sys.stderr, flush=True)
             self._problem = problem
 
     def _ask(self) -> list[HostSlots]:
-        result = subprocess.run(
-            [str(self._path.resolve())],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SCRIPT_SECONDS,
-        )
+        try:
+            result = subprocess.run(
+                [str(self._path.resolve())],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_SCRIPT_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise HostsError(f"it has not ended within {_SCRIPT_SECONDS:g} s") from None
         if result.returncode:
-            last = (result.stderr.strip().splitlines() or [""])[-1]
+            last = (result.stderr.strip().splitlines() or ["it printed no error"])[-1]
             raise HostsError(f"exit code {result.returncode}: {last}")
         lines = [line for line in result.stdout.splitlines() if line.strip()]
         return parse_hosts(",".join(lines), self._default_slots) if lines else []

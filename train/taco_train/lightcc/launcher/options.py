@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from taco_train.lightcc.variables import VariableError
 
 _DEFAULT_START_SECONDS = 30.0
 _DEFAULT_ELASTIC_SECONDS = 600.0
+_HOST_AND_SLOTS = re.compile(r"[A-Za-z0-9._-]+:[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,10 @@ def _options(parsed: argparse.Namespace, command: tuple[str, ...]) -> Options:
     is_elastic = script is not None or least is not None or most is not None
     if not command:
         raise HostsError("there is no command: horovodrun -np 2 python train.py")
+    if _HOST_AND_SLOTS.fullmatch(command[0]):
+        raise HostsError(
+            f"the command begins with {command[0]!r}: separate hosts by commas, -H gpu1:8,gpu2:8"
+        )
     if parsed.num_proc is None and not is_elastic:
         raise HostsError("-np is missing: the number of ranks")
     if is_elastic:
@@ -214,7 +221,7 @@ def _variables(parsed: argparse.Namespace) -> dict[str, str]:
     made.update({variable: "1" for name, variable in _SWITCHES.items() if getattr(parsed, name)})
     if parsed.fusion_threshold_mb is not None:
         made["HOROVOD_FUSION_THRESHOLD"] = str(parsed.fusion_threshold_mb * 2**20)
-    settings_from(made)  # raises where a value cannot be
+    settings_from({**os.environ, **made})  # raises where a value cannot be
     return made
 
 

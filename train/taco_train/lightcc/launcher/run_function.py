@@ -15,6 +15,7 @@ from typing import Any
 from taco_train.lightcc.launcher.host_slots import HostSlots, is_local, parse_hosts
 from taco_train.lightcc.launcher.options import Options
 from taco_train.lightcc.launcher.static_job import run_static
+from taco_train.lightcc.settings import settings_from
 
 _CALL, _RESULT = "call.pickle", "result.{}.pickle"
 _START_SECONDS = 30.0
@@ -50,15 +51,20 @@ def run(
 
     Raises:
         JobError: a rank failed; its traceback is in the output.
-        ValueError: a host is another one.
+        TypeError: the function or its arguments cannot be pickled.
+        ValueError: a host is another one, or `np` is no positive number.
+        VariableError: a variable of the environment has a value that it cannot have.
     """
+    if np < 1:
+        raise ValueError(f"np is {np}; it must be at least 1")
+    settings_from()  # raises here, and not in every rank
     available = parse_hosts(hosts) if hosts else [HostSlots("localhost", np)]
     for host in available:
         if not is_local(host.name):
             raise ValueError(f"horovod.run serves this host only, not {host.name}: use horovodrun")
     with tempfile.TemporaryDirectory(prefix="horovod-run-") as name:  # readable by this user alone
         folder = Path(name)
-        call = _pickler().dumps((func, tuple(args), dict(kwargs or {})))
+        call = _pickled(func, tuple(args), dict(kwargs or {}))
         (folder / _CALL).write_bytes(pickle.dumps((sys.path, call)))
         command = (sys.executable, "-m", "taco_train.lightcc.launcher.run_function", str(folder))
         run_static(
@@ -75,6 +81,20 @@ def run(
         return [pickle.loads(file.read_bytes()) for file in files]
 
 
+def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
+    name, pickler = getattr(function, "__name__", type(function).__name__), _pickler()
+    if pickler is pickle and function.__module__ == "__main__":
+        raise TypeError(f"{name} is a function of the script: pip install cloudpickle to send it")
+    try:
+        data: bytes = pickler.dumps((function, args, kwargs))
+        return data
+    except Exception as error:  # pickle raises many kinds
+        raise TypeError(
+            f"{name} or its arguments cannot be sent to the ranks: {error}; make such objects "
+            "inside the function"
+        ) from None
+
+
 def _pickler() -> ModuleType:
     try:
         return importlib.import_module("cloudpickle")
@@ -87,7 +107,11 @@ def _call(folder: Path) -> None:
     path, call = pickle.loads((folder / _CALL).read_bytes())
     sys.path[:] = path
     function, args, kwargs = pickle.loads(call)
-    value = _pickler().dumps(function(*args, **kwargs))
+    returned = function(*args, **kwargs)
+    try:
+        value = _pickler().dumps(returned)
+    except Exception as error:  # pickle raises many kinds
+        sys.exit(f"the value of {function.__name__} cannot be sent to the caller: {error}")
     (folder / _RESULT.format(os.environ["HOROVOD_RANK"])).write_bytes(value)
 
 
