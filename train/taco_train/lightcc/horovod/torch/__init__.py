@@ -55,6 +55,12 @@ from taco_train.lightcc.horovod.torch.gathers import (
 )
 from taco_train.lightcc.horovod.torch.handles import poll, synchronize
 from taco_train.lightcc.horovod.torch.optimizer import DistributedOptimizer
+from taco_train.lightcc.horovod.torch.reduce_scatters import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
 from taco_train.lightcc.horovod.torch.reductions import (
     allreduce,
     allreduce_,
@@ -64,10 +70,6 @@ from taco_train.lightcc.horovod.torch.reductions import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
 )
 from taco_train.lightcc.horovod.torch.sparse import sparse_allreduce_async
 from taco_train.lightcc.horovod.torch.sync_batch_norm import SyncBatchNorm

@@ -12,7 +12,7 @@ from taco_train.lightcc.horovod.ops import Average
 from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_set
 from taco_train.lightcc.horovod.state import current
 from taco_train.lightcc.horovod.torch.handles import make_handle, synchronize
-from taco_train.lightcc.horovod.torch.submit import name_of, submit
+from taco_train.lightcc.horovod.torch.submit import check_group, name_of, submit
 from taco_train.lightcc.negotiation.requests import Kind
 
 
@@ -39,8 +39,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `allgather_async` for several tensors, which run together; the result is a list."""
-    if not tensors:
-        raise ValueError("a group of tensors must not be empty")
+    check_group(tensors)
     base = name_of(Kind.ALL_GATHER, name)
     works = [
         submit(Kind.ALL_GATHER, tensor, f"{base}.{i}", process_set, together=(base, len(tensors)))

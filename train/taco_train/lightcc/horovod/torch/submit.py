@@ -22,6 +22,13 @@ _DTYPES = frozenset(
 )
 
 
+def check_group(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors of a group; raises ValueError where it is empty."""
+    if not tensors:
+        raise ValueError("a group of tensors must not be empty")
+    return tensors
+
+
 def name_of(kind: Kind, name: str | None) -> str:
     """The name, or one with a number that all ranks count alike."""
     return f"{kind}.{name}" if name else f"{UNNAMED}{kind}.{next_number(kind)}"
