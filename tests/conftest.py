@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # One thread a process: tests run many small tensors, and the machine has two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["TACO_TRAIN_LINK_CACHE"] = ""  # tests measure links, and leave no file in the home
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # A shell that starts pytest in the background ignores SIGINT for it, and Python keeps that: neither

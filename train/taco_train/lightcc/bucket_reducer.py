@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from torch import Tensor
 from taco_train.collective.communicator import Communicator
 from taco_train.collective.levels import FLAT, HOSTS, make_layout
 from taco_train.collective.wire import DENSE, FLOAT16, TopK, Wire
+from taco_train.lightcc.cost_cache import CostCache
 from taco_train.lightcc.cost_model import Buffer, Costs, Format, Plan, allowed_plans, choose
 from taco_train.lightcc.fusion import ReadyGradient, fusion_bytes
 from taco_train.lightcc.measure import measure
@@ -86,7 +88,7 @@ class BucketReducer:
         """The costs of a communicator, which its ranks measure together on the first call."""
         state = self._state(communicator)
         if state.costs is None:
-            state.costs = measure(communicator)
+            state.costs = measure(communicator, CostCache.of(os.environ))
             if self._largest is None or self._largest[0] < communicator.size:
                 self._largest = communicator.size, state.costs
             if communicator.rank == 0:

@@ -1,15 +1,22 @@
-"""Measures what the cost model needs, in the way in which all-reduces use it."""
+"""Measures what the cost model needs, in the way in which all-reduces use it.
+
+Of each kind of step it finds alpha (latency) and beta (seconds per byte), and keeps them in a file.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 
 import torch
 
 from taco_train.collective.communicator import Communicator
-from taco_train.collective.levels import make_layout
+from taco_train.collective.levels import Layout, make_layout
 from taco_train.collective.library import TYPES, load
+from taco_train.lightcc.cost_cache import CostCache, from_dict
 from taco_train.lightcc.cost_model import Costs, Line
 
 _SMALL_BYTES, _FIRST_BYTES, _MAX_BYTES = 64, 256 << 10, 8 << 20
@@ -17,31 +24,86 @@ _SMALL_BYTES, _FIRST_BYTES, _MAX_BYTES = 64, 256 << 10, 8 << 20
 # a link hide its rate from shorter ones.
 _LARGE_SECONDS, _LATENCIES = 0.02, 16
 _NUM_SMALL, _NUM_LARGE = 8, 2
+_NUM_CHECKS, _TOLERANCE = 3, 1.25
 _CONVERTED_BYTES = 1 << 20
 _VALUES_PER_SELECTED = 100  # TopK's default ratio
 
 
-def measure(communicator: Communicator) -> Costs:
-    """Measure; all ranks call it together, and get the same numbers, those of the slowest rank.
+def measure(communicator: Communicator, cache: CostCache) -> Costs:
+    """The costs of the communicator's ranks: from the cache where they still hold, else measured.
 
-    Every rank does what it does in an all-reduce, at the same time as the others, so that a link or
-    a core that several share shows. It takes some 0.2 seconds, on slow links up to 1.
+    All ranks call it together, and get the same numbers, those of the slowest rank. Every rank does
+    what it does in an all-reduce, at the same time as the others, so that a link or a core that
+    several share shows. It takes some 0.2 seconds, on slow links up to 1; to see whether cached
+    numbers hold takes a few exchanges.
+
+    Args:
+        cache: rank 0's counts; used where there are several hosts.
 
     Raises:
         CommunicationError: a rank is gone.
     """
     layout = make_layout(communicator.rank, communicator.placement.hosts, communicator.levels)
+    if len(layout.domains) == 1:
+        return _measure(communicator, layout)
+    placement = communicator.placement
+    key = json.dumps([placement.hosts, placement.addresses, communicator.levels.intra_size])
+    cached = _broadcast(communicator, cache.get(key) if communicator.rank == 0 else None)
+    if cached is not None and _still_holds(communicator, layout.domains, cached):
+        return cached
+    costs = _measure(communicator, layout)
+    if communicator.rank == 0:
+        cache.put(key, costs)
+    return costs
+
+
+def _broadcast(communicator: Communicator, costs: Costs | None) -> Costs | None:
+    """Rank 0's costs."""
+    text = b"" if costs is None else json.dumps(asdict(costs)).encode()
+    length = torch.tensor([len(text)])
+    communicator.broadcast(length, 0)
+    if not length.item():
+        return None
+    if communicator.rank:
+        text = bytes(int(length.item()))
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    communicator.broadcast(data, 0)
+    return from_dict(json.loads(bytes(data.tolist())))
+
+
+def _still_holds(
+    communicator: Communicator, domains: Sequence[tuple[int, ...]], costs: Costs
+) -> bool:
+    """Whether exchanges between hosts take as long as the costs say, once in a few times at least.
+
+    Exchanges of a connection that was idle may be slow at first, and other work delays them.
+    """
+    step, line = _hosts_step(communicator, domains), costs.hosts
+    enough = max(_LARGE_SECONDS, _LATENCIES * line.latency)
+    wanted = (enough - line.latency) / line.per_byte if line.per_byte else _MAX_BYTES
+    size = int(min(max(wanted, _FIRST_BYTES), _MAX_BYTES))
+    for _ in range(_NUM_CHECKS):
+        seconds = _seconds(communicator, partial(step, size), 1)
+        if line.seconds(size) / _TOLERANCE < seconds < line.seconds(size) * _TOLERANCE:
+            return True
+    return False
+
+
+def _measure(communicator: Communicator, layout: Layout) -> Costs:
     own = next(index for index, one in enumerate(layout.domains) if communicator.rank in one)
     subgroup = communicator.subgroup(layout.members, f"shared memory {own}")
     assert subgroup is not None
     with subgroup:
         memory = _line(communicator, lambda num_bytes: subgroup.all_reduce(_buffer(num_bytes)))
-    nothing = Line(0.0, 0.0)
+    ring = hosts = Line(0.0, 0.0)
+    if len(layout.domains) > 1:
+        ring = _ring(communicator, layout.domains)
+        hosts = _line(communicator, _hosts_step(communicator, layout.domains))
     return Costs(
         num_hosts=len(layout.domains),
         ranks_per_host=layout.num_shards,
-        ring=_ring(communicator, layout.domains) if len(layout.domains) > 1 else nothing,
-        hosts=_hosts(communicator, layout.domains) if len(layout.domains) > 1 else nothing,
+        ring=ring,
+        hosts=hosts,
         memory=memory,
         convert_per_byte=_convert_per_byte(communicator),
         top_k=_top_k(communicator),
@@ -60,7 +122,9 @@ def _ring(communicator: Communicator, domains: Sequence[tuple[int, ...]]) -> Lin
     return _line(communicator, step)
 
 
-def _hosts(communicator: Communicator, domains: Sequence[tuple[int, ...]]) -> Line:
+def _hosts_step(
+    communicator: Communicator, domains: Sequence[tuple[int, ...]]
+) -> Callable[[int], None]:
     """An exchange of shards between hosts; bytes are those that leave a host."""
     num_shards = min(map(len, domains))
     index = next(one.index(communicator.rank) for one in domains if communicator.rank in one)
@@ -73,7 +137,7 @@ def _hosts(communicator: Communicator, domains: Sequence[tuple[int, ...]]) -> Li
             [(rank, _buffer(part)) for rank in others], [(rank, _buffer(part)) for rank in others]
         )
 
-    return _line(communicator, step)
+    return step
 
 
 def _convert_per_byte(communicator: Communicator) -> float:

@@ -1,0 +1,91 @@
+"""Measured costs follow emulated links, all ranks get the same, and a file keeps what holds."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.patience import PATIENCE_SECONDS, wait_until
+from taco_train.cluster.emulation.emulator import EmulatedHosts, EmulatedProcess, emulate
+from taco_train.cluster.emulation.fabric import Fabric
+from taco_train.lightcc.cost_cache import from_dict
+from taco_train.lightcc.cost_model import Costs
+
+pytestmark = pytest.mark.process
+
+# Measures for each file `measure-NUMBER` that appears, which has the name of the cache's file.
+SCRIPT = """
+import json, sys, time
+from dataclasses import asdict
+from pathlib import Path
+from taco_train.collective.communicator import Communicator
+from taco_train.collective.store import connect
+from taco_train.lightcc.cost_cache import CostCache
+from taco_train.lightcc.measure import measure
+folder = Path(sys.argv[1])
+communicator = Communicator(*connect())
+for number in range(3):
+    wanted = folder / f"measure-{number}"
+    while not wanted.exists():
+        time.sleep(0.01)
+    cache = CostCache.of({"TACO_TRAIN_LINK_CACHE": wanted.read_text()})
+    result = folder / f"result-{number}-{communicator.rank}"
+    result.with_suffix(".new").write_text(json.dumps(asdict(measure(communicator, cache))))
+    result.with_suffix(".new").rename(result)
+communicator.barrier()
+communicator.close()
+"""
+
+
+class Measuring:
+    """Ranks that measure their links when told to."""
+
+    def __init__(self, hosts: EmulatedHosts, folder: Path) -> None:
+        self.hosts = hosts
+        self._folder = folder
+        self._number = 0
+        self._ranks: list[EmulatedProcess] = []
+        for rank, variables in enumerate(hosts.environments(2)):
+            command = [sys.executable, "-c", SCRIPT, str(folder)]
+            self._ranks.append(hosts.start(rank // 2, command, environment=variables))
+
+    def measure(self, cache: Path | str) -> Costs:
+        """The costs, which must be the same on all ranks."""
+        (self._folder / "wanted").write_text(str(cache))
+        (self._folder / "wanted").rename(self._folder / f"measure-{self._number}")
+        files = [self._folder / f"result-{self._number}-{rank}" for rank in range(4)]
+        wait_until(
+            lambda: all(file.exists() for file in files) or any(r.poll() for r in self._ranks),
+            "a result",
+        )
+        results = {file.read_text() for file in files}
+        assert len(results) == 1
+        self._number += 1
+        return from_dict(json.loads(results.pop()))
+
+    def finish(self) -> None:
+        assert [rank.wait(PATIENCE_SECONDS) for rank in self._ranks] == [0] * 4
+
+
+@pytest.fixture
+def measuring(tmp_path: Path) -> Iterator[Measuring]:
+    with emulate(Fabric(hosts=2, rate=100e6)) as hosts:
+        yield Measuring(hosts, tmp_path)
+
+
+def test_costs_follow_the_links(measuring: Measuring, tmp_path: Path) -> None:
+    cache = tmp_path / "links.json"
+    slow = measuring.measure(cache)
+    assert (slow.num_hosts, slow.ranks_per_host) == (2, 2)
+    # A link of 100 Mbit/s carries no more; with headers, and on a busy machine, somewhat less.
+    assert 0.6 * 100e6 < 8 / slow.hosts.per_byte < 1.1 * 100e6
+
+    assert measuring.measure(cache) == slow  # from the file
+    measuring.hosts.set_rate(1e9)
+    fast = measuring.measure(cache)  # what the file has does not hold
+    assert 2 / slow.hosts.per_byte < 1 / fast.hosts.per_byte
+    (entry,) = json.loads(cache.read_text()).values()
+    assert from_dict(entry["costs"]) == fast
+    measuring.finish()
