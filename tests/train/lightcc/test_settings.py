@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +93,14 @@ def test_the_log_goes_where_the_script_logs(
         assert package.handlers == handlers  # the root logger has one: pytest's
     finally:
         package.setLevel(level)
+
+
+def test_racks_are_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "racks"
+    file.write_text("a left\nb right\n")
+    settings = settings_from({"LIGHT_TOPOLOGY_FILE": str(file)})
+    assert settings.levels.num_racks(["a", "b", "b"]) == 2
+    assert settings.levels.num_racks(["c", "d"]) == 1
+    file.write_text("a\n")
+    with pytest.raises(VariableError, match=r"LIGHT_TOPOLOGY_FILE is .*HOST RACK`, not 'a'"):
+        settings_from({"LIGHT_TOPOLOGY_FILE": str(file)})

@@ -31,6 +31,13 @@ class Levels:
         if self.intra_size is not None and self.intra_size < 1:
             raise ValueError(f"levels: intra_size is {self.intra_size}; it must be 1 or more")
 
+    def num_racks(self, hosts: Sequence[str]) -> int:
+        """Racks in which these hosts are."""
+        return len({self.rack_of(host) for host in hosts})
+
+    def rack_of(self, host: str) -> str:
+        return self.racks.get(host, "")
+
 
 @dataclass(frozen=True)
 class Group:
@@ -78,7 +85,7 @@ def make_layout(rank: int, hosts: Sequence[str], levels: Levels) -> Layout:
         if index < num_shards:
             peers = tuple(domain[index] for domain in domains)
             schedules[HOSTS - 1] = Schedule(groups=(Group(peers, len(peers)),))
-            schedules[RACKS - 1] = _by_rack(rank, peers, hosts, levels.racks)
+            schedules[RACKS - 1] = _by_rack(rank, peers, hosts, levels)
     return Layout(members, num_shards, tuple(schedules), domains)
 
 
@@ -91,14 +98,12 @@ def _domains(hosts: Sequence[str], intra_size: int | None) -> tuple[tuple[int, .
     return tuple(domains)
 
 
-def _by_rack(
-    rank: int, peers: Sequence[int], hosts: Sequence[str], rack_of: Mapping[str, str]
-) -> Schedule:
+def _by_rack(rank: int, peers: Sequence[int], hosts: Sequence[str], levels: Levels) -> Schedule:
     racks: dict[str, list[int]] = {}
     for peer in peers:
-        racks.setdefault(rack_of.get(hosts[peer], ""), []).append(peer)
+        racks.setdefault(levels.rack_of(hosts[peer]), []).append(peer)
     num_owners = min(map(len, racks.values()))
-    own = racks[rack_of.get(hosts[rank], "")]
+    own = racks[levels.rack_of(hosts[rank])]
     groups = [Group(tuple(own), num_owners)]
     if own.index(rank) < num_owners:
         across = tuple(ranks[own.index(rank)] for ranks in racks.values())

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from taco_train.collective.communicator import Communicator
-from taco_train.collective.levels import Levels
 from taco_train.collective.store import connect as find_ranks
 from taco_train.lightcc.bucket_queue import BucketQueue
 from taco_train.lightcc.bucket_reducer import BucketReducer
@@ -61,7 +60,7 @@ def open_queue(settings: Settings) -> BucketQueue:
         store,
         name="ddp",
         timeout_seconds=settings.timeout_seconds,
-        levels=Levels(intra_size=settings.intra_size),
+        levels=settings.levels,
     )
     reducer = BucketReducer(settings)
     _reductions[:] = [(reducer, communicator)]

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from taco_train.collective.communicator import Communicator
-from taco_train.collective.levels import Levels
 from taco_train.collective.store import connect as find_ranks
 from taco_train.lightcc.bucket_reducer import BucketReducer
 from taco_train.lightcc.settings import start_settings
@@ -53,7 +52,7 @@ def fsdp_hook(model: torch.nn.Module, mesh: DeviceMesh) -> None:
         store,
         name=f"fsdp {len(_communicators)}",
         timeout_seconds=settings.timeout_seconds,
-        levels=Levels(intra_size=settings.intra_size),
+        levels=settings.levels,
     )
     _communicators.append(world)
     ranks = dist.get_process_group_ranks(mesh.get_group())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from taco_train.cluster.ranks import Placement
 from taco_train.cluster.store import KeyValueStore
 from taco_train.collective.communicator import Communicator
-from taco_train.collective.levels import Levels, make_layout
+from taco_train.collective.levels import make_layout
 from taco_train.collective.store import connect as find_ranks
 from taco_train.lightcc.bucket_reducer import BucketReducer
 from taco_train.lightcc.collective_runner import CollectiveRunner
@@ -83,7 +83,7 @@ def _make_job(
         placement,
         store,
         timeout_seconds=settings.timeout_seconds,
-        levels=Levels(intra_size=settings.intra_size),
+        levels=settings.levels,
     )
     made.callback(communicator.close)
     timeline = Timeline(placement.rank)
@@ -115,7 +115,7 @@ def _serve(
 ) -> CoordinatorServer:
     """Start the coordinator, and tell the ranks where it is."""
     fusion = settings.fusion_bytes
-    layout = make_layout(0, placement.hosts, Levels(intra_size=settings.intra_size))
+    layout = make_layout(0, placement.hosts, settings.levels)
     is_planned = fusion is None and len(layout.domains) > 1
     coordinator = Coordinator(
         placement.size,

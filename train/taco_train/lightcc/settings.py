@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from taco_train.collective.levels import Levels
 from taco_train.lightcc.variables import VARIABLES, WITHOUT_MEANING, VariableError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Settings:
 
     two_level: bool | None = None
     intra_size: int | None = None
+    racks: Mapping[str, str] = field(default_factory=dict)
     two_level_max_bytes: int = 2**30
     compression: str = "none"
     top_k: bool | None = None
@@ -48,6 +50,11 @@ class Settings:
     timeline: str = ""
     timeline_marks_cycles: bool = False
     log_level: str | None = None
+
+    @property
+    def levels(self) -> Levels:
+        """In which groups ranks reduce, one inside the other."""
+        return Levels(intra_size=self.intra_size, racks=self.racks)
 
 
 def settings_from(environment: Mapping[str, str] | None = None) -> Settings:

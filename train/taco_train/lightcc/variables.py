@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from taco_train.cluster.racks import read_racks
+
 
 class VariableError(ValueError):
     """A variable has a value that it cannot have."""
@@ -103,7 +105,7 @@ VARIABLES = (
         "LIGHT_2D_ALLREDUCE",
         "two_level",
         _flag,
-        "the cost model decides",
+        "1 where ranks share hosts, otherwise the cost model decides",
         "Whether ranks of a host first add their gradients, so that each byte crosses the network "
         "once a host.",
     ),
@@ -113,6 +115,14 @@ VARIABLES = (
         _integer(1),
         "ranks of a host",
         "Ranks in a group of the inner level: consecutive ranks, which must share a host.",
+    ),
+    Variable(
+        "LIGHT_TOPOLOGY_FILE",
+        "racks",
+        read_racks,
+        "none",
+        "File with a line `HOST RACK` for each host: with several racks, sums of a rack are formed "
+        "before they cross to other racks.",
     ),
     Variable(
         "LIGHT_HIERARCHICAL_THRESHOLD",
