@@ -116,3 +116,22 @@ def unnamed(hosts: str) -> None:
 
 def test_tensors_without_a_name_are_sent_whole(ranks: RankPool) -> None:
     ranks.run(unnamed, "aabb")
+
+
+def together_and_apart(hosts: str) -> None:
+    """Tensors have the same sums in whatever buffer they travel."""
+    world, reducer = communicator(hosts), BucketReducer(Settings())
+    random = torch.Generator().manual_seed(own_rank())
+    sizes = [70_001, 13, 30_000]
+    values = torch.randn(sum(sizes), generator=random)
+    whole = values.clone()
+    reducer.all_reduce(world, whole, "sum", ["a", "b", "c"], sizes)
+    parts = [part.clone() for part in values.split(sizes)]
+    for name, part in zip("abc", parts, strict=True):
+        reducer.all_reduce(world, part, "sum", [name], [part.numel()])
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aabc"])
+def test_sums_do_not_depend_on_buckets(ranks: RankPool, hosts: str) -> None:
+    ranks.run(together_and_apart, hosts)

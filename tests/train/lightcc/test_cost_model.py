@@ -67,9 +67,9 @@ def test_choice_by_link(megabits: float, num_bytes: int, plan: Plan) -> None:
     assert choose(Buffer(num_bytes), costs(megabits), AUTO).plan == plan
 
 
-def test_flat_where_memory_is_slow() -> None:
-    slow_memory = replace(costs(100_000, latency=1e-6), memory=Line(1e-2, 1e-8))
-    assert choose(Buffer(8 * MIB), slow_memory, Settings()).plan == FLAT
+def test_a_ring_where_messages_of_many_hosts_collide() -> None:
+    collide = replace(costs(1000, hosts=4, ranks=1, latency=1e-6), hosts=Line(1e-6, 1e-8))
+    assert choose(Buffer(8 * MIB), collide, Settings()).plan == FLAT
 
 
 @pytest.mark.parametrize(

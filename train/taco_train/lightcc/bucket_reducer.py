@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from taco_train.collective.communicator import Communicator
-from taco_train.collective.levels import FLAT, HOSTS, make_layout
+from taco_train.collective.levels import FLAT, HOSTS, RACKS, make_layout
 from taco_train.collective.wire import DENSE, FLOAT16, TopK, Wire
 from taco_train.lightcc.cost_cache import CostCache
 from taco_train.lightcc.cost_model import Buffer, Costs, Format, Plan, allowed_plans, choose
@@ -36,6 +36,8 @@ class _State:
 
     Attributes:
         num_hosts: groups of ranks that share memory.
+        settings: the user's; levels are set where ranks share hosts or hosts share racks.
+        depth: of sums in levels: hosts, and racks where there are several.
         unsent: what TopK has not sent.
         costs: None until a decision needs them.
         plans: by buffer and whether it may be sent by TopK.
@@ -43,6 +45,8 @@ class _State:
     """
 
     num_hosts: int
+    settings: Settings
+    depth: int
     unsent: Unsent
     costs: Costs | None = None
     plans: dict[tuple[Buffer, bool], Plan] = field(default_factory=dict)
@@ -59,8 +63,7 @@ class BucketReducer:
         """Args: plans_fusion: `fusion_bytes` will be asked, so costs are measured in any case."""
         self._settings = settings
         self._plans_fusion = plans_fusion
-        self._largest: tuple[int, Costs] | None = None  # ranks of a communicator, and its costs
-        self._without_top_k = replace(settings, top_k=False)
+        self._largest: _State | None = None  # of the communicator with the most ranks
         self._states: weakref.WeakKeyDictionary[Communicator, _State] = weakref.WeakKeyDictionary()
 
     def all_reduce(
@@ -78,7 +81,7 @@ class BucketReducer:
         if self._plans_fusion and state.num_hosts > 1 and buffer.nbytes > _SMALL_BYTES:
             self.costs(communicator)
         plan = self._plan(communicator, state, Buffer(buffer.nbytes, is_float32_sum), can_wait)
-        depth = HOSTS if plan.two_level else FLAT
+        depth = state.depth if plan.two_level else FLAT
         bucket = Bucket(depth, tuple(names), tuple(sizes))
         if can_wait and state.num_hosts > 1:
             state.unsent.prepare(bucket, buffer, keeps=plan.format is Format.TOP_K)
@@ -89,18 +92,22 @@ class BucketReducer:
         state = self._state(communicator)
         if state.costs is None:
             state.costs = measure(communicator, CostCache.of(os.environ))
-            if self._largest is None or self._largest[0] < communicator.size:
-                self._largest = communicator.size, state.costs
+            known = None if self._largest is None else self._largest.costs
+            if known is None or known.size < state.costs.size:
+                self._largest = state
             if communicator.rank == 0:
                 logger.info("measured: %s", state.costs)
         return state.costs
 
     def fusion_bytes(self, gradients: Sequence[ReadyGradient]) -> int | None:
         """The bucket size with which these gradients are reduced first; None: costs are unknown."""
-        if self._largest is None:
+        if self._largest is None or self._largest.costs is None:
             return None
         return fusion_bytes(
-            gradients, self._largest[1], self._settings, bucket_seconds=_BATCH_SECONDS
+            gradients,
+            self._largest.costs,
+            self._largest.settings,
+            bucket_seconds=_BATCH_SECONDS,
         )
 
     def state_dict(self, communicator: Communicator) -> dict[str, Any]:
@@ -117,12 +124,25 @@ class BucketReducer:
 
     def _state(self, communicator: Communicator) -> _State:
         if (state := self._states.get(communicator)) is None:
-            layout = make_layout(
-                communicator.rank, communicator.placement.hosts, communicator.levels
-            )
-            state = _State(len(layout.domains), Unsent(communicator.residuals))
+            state = self._new_state(communicator)
             self._states[communicator] = state
         return state
+
+    def _new_state(self, communicator: Communicator) -> _State:
+        hosts, levels = communicator.placement.hosts, communicator.levels
+        domains = make_layout(communicator.rank, hosts, levels).domains
+        has_racks = levels.num_racks(hosts) > 1
+        settings = self._settings
+        if settings.two_level is None and (has_racks or max(map(len, domains)) > 1):
+            # They send fewer bytes than a ring, and do not depend on where in a buffer a value is:
+            # every run has the same bits, whatever is measured.
+            settings = replace(settings, two_level=True)
+        return _State(
+            num_hosts=len(domains),
+            settings=settings,
+            depth=RACKS if has_racks else HOSTS,
+            unsent=Unsent(communicator.residuals),
+        )
 
     def _wire(self, plan: Plan, bucket: Bucket) -> Wire:
         if plan.format is not Format.TOP_K:
@@ -148,7 +168,7 @@ class BucketReducer:
     def _decide(
         self, communicator: Communicator, state: _State, buffer: Buffer, can_wait: bool
     ) -> Plan:
-        settings = self._settings if can_wait else self._without_top_k
+        settings = state.settings if can_wait else replace(state.settings, top_k=False)
         plans = allowed_plans(buffer, settings)
         if len(plans) == 1 or state.num_hosts == 1 or buffer.num_bytes <= _SMALL_BYTES:
             return plans[0]
