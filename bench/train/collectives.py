@@ -132,8 +132,9 @@ def show(link: str, found: dict[str, list[dict[str, dict[str, list[float]]]]]) -
                 f"  {name:<20} {1e3 * sorted(seconds)[len(seconds) // 2]:9.3f} ms, "
                 f"{speed.ratio:6.2f}x gloo's speed ({speed.low:.2f} to {speed.high:.2f})"
             )
-            if "flat" in sent:
-                line += f", {sent[name]} bytes, 1/{sent['flat'] / sent[name]:.2f} of flat"  # type: ignore[operator]
+            base = next((arm for arm in ("flat", "sockets") if sent.get(arm)), None)
+            if base is not None:
+                line += f", {sent[name]} bytes, 1/{sent[base] / sent[name]:.2f} of {base}"  # type: ignore[operator]
             print(line, flush=True)
 
 

@@ -76,6 +76,36 @@ def test_a_killed_rank_is_named_by_all_others(stage: str, depth: int, wire_is_sp
     assert shared_memory_files() == before
 
 
+def gather_until_failure() -> None:
+    ranks, tensor = communicator("aaaa"), torch.ones(LONG)
+    while True:
+        ranks.all_gather(tensor)
+        ranks.reduce_scatter(tensor)
+
+
+def die_while_gathering() -> None:
+    ranks = communicator("aaaa")
+
+    def watch() -> None:
+        while ranks.state().operation < 8 or ranks.state().stage != "shared memory":
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    gather_until_failure()
+
+
+def test_a_rank_killed_in_a_gather_is_named_by_all_others() -> None:
+    others = [rank for rank in range(4) if rank != VICTIM]
+    with RankPool(4) as pool:
+        pool.start(die_while_gathering, ranks=[VICTIM])
+        pool.start(gather_until_failure, ranks=others)
+        assert pool.finish([VICTIM])[0].exit_code == -signal.SIGKILL
+        for error in errors_of(pool.finish(others)):
+            assert f"rank {VICTIM} is gone" in str(error)
+            assert (error.rank, error.host) == (VICTIM, "a")
+
+
 def stop_oneself() -> None:
     communicator(HOSTS, timeout_seconds=1.0)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -7,15 +7,23 @@ from hypothesis import strategies as st
 
 from support.communicators import assert_close, communicator, digest, own_rank, values
 from support.train_processes import RankPool
+from taco_train.collective.library import TYPES
 
 LAYOUTS = ["aa", "aabb", "aaabb", "abc"]
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 
 
-def check_all_gather(hosts: str, rows: list[int], row: tuple[int, ...], dtype: torch.dtype) -> None:
+def check_all_gather(
+    hosts: str,
+    rows: list[int],
+    row: tuple[int, ...],
+    dtype: torch.dtype,
+    intra_size: int | None = None,
+) -> None:
     if own_rank() < len(hosts):
         inputs = [values(r, (count, *row), dtype, "sum") for r, count in enumerate(rows)]
-        assert torch.equal(communicator(hosts).all_gather(inputs[own_rank()]), torch.cat(inputs))
+        ranks = communicator(hosts, intra_size=intra_size)
+        assert torch.equal(ranks.all_gather(inputs[own_rank()]), torch.cat(inputs))
 
 
 def check_broadcast(hosts: str, root: int, size: int) -> None:
@@ -25,20 +33,30 @@ def check_broadcast(hosts: str, root: int, size: int) -> None:
         assert torch.equal(tensor, values(root, (size,), torch.float64, "sum"))
 
 
-def check_all_to_all(hosts: str, splits: list[list[int]]) -> None:
+def check_all_to_all(
+    hosts: str,
+    splits: list[list[int]],
+    dtype: torch.dtype = torch.int32,
+    intra_size: int | None = None,
+) -> None:
     if own_rank() < len(hosts):
-        inputs = [values(r, (sum(rows), 3), torch.int32, "sum") for r, rows in enumerate(splits)]
-        output, received = communicator(hosts).all_to_all(inputs[own_rank()], splits[own_rank()])
+        inputs = [values(r, (sum(rows), 3), dtype, "sum") for r, rows in enumerate(splits)]
+        ranks = communicator(hosts, intra_size=intra_size)
+        output, received = ranks.all_to_all(inputs[own_rank()], splits[own_rank()])
         parts = [rows.split(splits[rank])[own_rank()] for rank, rows in enumerate(inputs)]
         assert received.tolist() == [len(part) for part in parts]
         assert torch.equal(output, torch.cat(parts))
 
 
-def check_reduce_scatter(hosts: str, rows: int, dtype: torch.dtype, op: str) -> int:
+def check_reduce_scatter(
+    hosts: str, rows: int, dtype: torch.dtype, op: str, intra_size: int | None = None
+) -> int:
     if own_rank() >= len(hosts):
         return 0
     inputs = [values(rank, (rows, 2), dtype, op) for rank in range(len(hosts))]
-    part = communicator(hosts).reduce_scatter(inputs[own_rank()], op)
+    ranks = communicator(hosts, intra_size=intra_size)
+    part = ranks.reduce_scatter(inputs[own_rank()], op)
+    assert digest(ranks.reduce_scatter(inputs[own_rank()], op)) == digest(part)
     begin = own_rank() * (rows // len(hosts)) + min(own_rank(), rows % len(hosts))
     assert_close(part, [rows_of[begin : begin + len(part)] for rows_of in inputs], op)
     return len(part)
@@ -56,6 +74,52 @@ def test_gathers_and_scatters_of_any_size(pool: RankPool, data: st.DataObject, h
     pool.run(check_broadcast, hosts, data.draw(st.integers(0, len(hosts) - 1)), data.draw(count))
     rows, op = data.draw(count), data.draw(st.sampled_from(["sum", "average", "max"]))
     assert sum(pool.run(check_reduce_scatter, hosts, rows, dtype, op)) == rows
+
+
+@pytest.mark.parametrize(
+    ("hosts", "intra_size"),
+    [
+        *(("aa", None), ("aaa", 1), ("abab", None), ("aabbc", None), ("aaaabb", 2)),
+        *(("aabbcdd", None), ("aaaabbbb", None), ("aaaaaaaa", None), ("aaaaaaaa", 4)),
+    ],
+)
+def test_gathers_and_scatters_of_all_dtypes(
+    pool: RankPool, hosts: str, intra_size: int | None
+) -> None:
+    """2 to 8 ranks; one level where no ranks share memory or all do, otherwise two."""
+    size = len(hosts)
+    for number, dtype in enumerate(TYPES):
+        rows = [(7 * rank + number) % 5 for rank in range(size)]
+        splits = [[(rank * other + number) % 4 for other in range(size)] for rank in range(size)]
+        pool.run(check_all_gather, hosts, rows, (3,), dtype, intra_size)
+        pool.run(check_all_to_all, hosts, splits, dtype, intra_size)
+        for op in ("sum", "average", "min", "max", "product"):
+            pool.run(check_reduce_scatter, hosts, 13 * number % 29, dtype, op, intra_size)
+
+
+def mix_operations(hosts: str) -> None:
+    """Slots of shared memory pass from one operation to the next, in whatever state."""
+    if own_rank() >= len(hosts):
+        return
+    ranks, size = communicator(hosts, name="mixture"), len(hosts)
+    for number, length in enumerate([10, 700_001, 300_000, 5, 2_100_000, 0, 400_003]):
+        inputs = [torch.full((length + 1,), float(rank + number)) for rank in range(size)]
+        own, total = inputs[own_rank()], torch.stack(inputs).sum(0)
+        reduced = own.clone()
+        ranks.all_reduce(reduced)
+        assert torch.equal(reduced, total)
+        assert torch.equal(ranks.all_gather(own), torch.cat(inputs))
+        assert torch.equal(ranks.reduce_scatter(own), total[: len(ranks.reduce_scatter(own))])
+        ranks.all_reduce(own[:3])
+        splits = [length // size] * (size - 1)
+        output, _ = ranks.all_to_all(reduced[:length], [*splits, length - sum(splits)])
+        assert (output == total[0]).all()
+        ranks.broadcast(reduced, number % size)
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "aabb", "aaab"])
+def test_operations_follow_each_other(pool: RankPool, hosts: str) -> None:
+    pool.run(mix_operations, hosts)
 
 
 @pytest.mark.parametrize("hosts", LAYOUTS)

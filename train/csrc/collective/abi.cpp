@@ -77,6 +77,8 @@ struct MoveArguments {
     const int32_t *send_ranks, *receive_ranks;
     char *const *send_data, *const *receive_data;
     const uint64_t *send_bytes, *receive_bytes;
+    uint64_t longest;
+    int32_t is_shared, padding;
 };
 
 std::vector<Part> parts(int count, const int32_t* ranks, char* const* data, const uint64_t* bytes) {
@@ -186,7 +188,8 @@ TACO_EXPORT int32_t taco_collective_move(Group* group, const MoveArguments* a, R
     return guarded(report, [&] {
         move(*group, a->description,
              parts(a->num_sends, a->send_ranks, a->send_data, a->send_bytes),
-             parts(a->num_receives, a->receive_ranks, a->receive_data, a->receive_bytes));
+             parts(a->num_receives, a->receive_ranks, a->receive_data, a->receive_bytes),
+             a->longest, a->is_shared);
     });
 }
 

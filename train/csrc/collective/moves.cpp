@@ -2,33 +2,12 @@
 
 #include <algorithm>
 
+#include "collective/stage_moves.h"
+
 namespace taco::collective {
 namespace {
 
 constexpr size_t kBroadcastChunk = 256 << 10;
-
-class Moves : public Work {
-public:
-    Moves(Group& group, const std::vector<Part>& sends, const std::vector<Part>& receives)
-        : group_(group), pending_(static_cast<int>(sends.size() + receives.size())) {
-        std::vector<uint32_t> sent(group.size()), received(group.size());
-        for (const Part& part : receives) {
-            group.mesh.receive(part.rank, received[part.rank]++, part.data, part.bytes, &pending_);
-        }
-        for (const Part& part : sends) {
-            group.mesh.send(part.rank, sent[part.rank]++, part.data, part.bytes, &pending_);
-        }
-    }
-
-    bool advance() override { return group_.mesh.progress(); }
-    bool done() const override { return pending_ == 0; }
-    int awaited_rank() const override { return group_.mesh.awaited_rank(); }
-    const char* stage_name() const override { return "messages"; }
-
-private:
-    Group& group_;
-    int pending_;
-};
 
 class Broadcast : public Work {
 public:
@@ -115,9 +94,23 @@ void begin(Group& group, const Description& description) {
 
 }  // namespace
 
+Moves::Moves(Group& group, const std::vector<Part>& sends, const std::vector<Part>& receives)
+    : group_(group), pending_(static_cast<int>(sends.size() + receives.size())) {
+    std::vector<uint32_t> sent(group.size()), received(group.size());
+    for (const Part& part : receives) {
+        group.mesh.receive(part.rank, received[part.rank]++, part.data, part.bytes, &pending_);
+    }
+    for (const Part& part : sends) {
+        group.mesh.send(part.rank, sent[part.rank]++, part.data, part.bytes, &pending_);
+    }
+}
+
 void move(Group& group, const Description& description, const std::vector<Part>& sends,
-          const std::vector<Part>& receives) {
+          const std::vector<Part>& receives, size_t longest, bool is_shared) {
     begin(group, description);
+    if (group.stage && description.kind != Kind::exchange) {
+        return move_by_stage(group, sends, receives, longest, is_shared);
+    }
     Moves work(group, sends, receives);
     group.run(work);
 }

@@ -15,13 +15,14 @@ from taco_train.cluster.ranks import Placement
 from taco_train.cluster.store import KeyValueStore
 from taco_train.collective import library
 from taco_train.collective.arguments import check_depth, equal_splits, reduction_of, type_of
-from taco_train.collective.buffers import Buffer, Parts
+from taco_train.collective.buffers import Buffer
 from taco_train.collective.connect import connect
 from taco_train.collective.control import Listener
 from taco_train.collective.handle import Handle, State
 from taco_train.collective.levels import FLAT, Levels, make_layout, make_tree, placement_among
-from taco_train.collective.library import TYPES, Description, Kind
+from taco_train.collective.library import Description, Kind
 from taco_train.collective.residuals import Residuals, sparse_arguments
+from taco_train.collective.rows import RowMover
 from taco_train.collective.wire import DENSE, FORMATS, Dense, TopK, Wire
 
 # Bytes of a tensor that are in shared memory at once: four slots of this size per rank.
@@ -69,6 +70,7 @@ class Communicator:
         self._store = store
         self._layout = make_layout(placement.rank, placement.hosts, self.levels)
         self._handle = Handle(placement)
+        self._rows = RowMover(self._handle, self._layout, self.rank, self.size)
         self._listener: Listener | None = None
         if placement.size > 1:
             self._open()
@@ -143,19 +145,7 @@ class Communicator:
         tensor = tensor.detach()
         if self.size == 1:
             return tensor.clone()
-        rows = self._exchange_counts(Kind.ALL_GATHER, tensor, [tensor.shape[0]] * self.size)
-        output = tensor.new_empty(sum(rows), *tensor.shape[1:])
-        parts = output.split(rows)
-        parts[self.rank].copy_(tensor)
-        own = tensor.contiguous()
-        others = self._others()
-        self._move(
-            Kind.ALL_GATHER,
-            tensor,
-            Parts.of((rank, own) for rank in others),
-            Parts.of((rank, parts[rank]) for rank in others),
-        )
-        return output
+        return self._rows.all_gather(tensor)
 
     def all_to_all(
         self, tensor: Tensor, splits: Sequence[int] | None = None
@@ -181,60 +171,27 @@ class Communicator:
             )
         if self.size == 1:
             return tensor.clone(), torch.tensor(rows)
-        received = self._exchange_counts(Kind.ALL_TO_ALL, tensor, rows)
-        output = tensor.new_empty(sum(received), *tensor.shape[1:])
-        sources, targets = tensor.contiguous().split(rows), output.split(received)
-        targets[self.rank].copy_(sources[self.rank])
-        others = self._others()
-        self._move(
-            Kind.ALL_TO_ALL,
-            tensor,
-            Parts.of((rank, sources[rank]) for rank in others),
-            Parts.of((rank, targets[rank]) for rank in others),
-        )
-        return output, torch.tensor(received)
+        return self._rows.all_to_all(tensor, rows)
 
     def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """This rank's part of the reduced tensor.
+        """This rank's part of the reduced tensor: the same bits in every run.
+
+        Hosts reduce first, each in shared memory, then the hosts' sums are added up. Sums of 16-bit
+        floats accumulate in float32; each of both levels rounds them once.
 
         Args:
             tensor: same shape and dtype on all ranks, at least one dimension, which is divided into
                 one part a rank; the first ranks get one row more where it does not divide evenly.
             op: as for all_reduce.
         """
-        type_number, reduction = type_of(tensor), reduction_of(op)
+        type_of(tensor)
+        reduction = reduction_of(op)
         if tensor.dim() == 0:
             raise ValueError("reduce_scatter: the tensor has no dimension; use tensor.reshape(1)")
         tensor = tensor.detach()
         if self.size == 1:
             return tensor.clone()
-        quotient, rest = divmod(tensor.shape[0], self.size)
-        rows = [quotient + (rank < rest) for rank in range(self.size)]
-        sources = tensor.contiguous().split(rows)
-        own = sources[self.rank]
-        inputs = own.new_empty(self.size, *own.shape)
-        inputs[self.rank].copy_(own)
-        others = self._others()
-        self._move(
-            Kind.REDUCE_SCATTER,
-            tensor,
-            Parts.of((rank, sources[rank]) for rank in others),
-            Parts.of((rank, inputs[rank]) for rank in others),
-            reduction=reduction,
-        )
-        output = torch.empty_like(own)
-        wide = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
-        library.load().taco_collective_reduce(
-            type_number,
-            reduction,
-            wide.data_ptr(),
-            (ctypes.c_void_p * self.size)(*(part.data_ptr() for part in inputs)),
-            self.size,
-            own.numel(),
-            self.size if op == "average" else 0,
-            output.data_ptr(),
-        )
-        return output
+        return self._rows.reduce_scatter(tensor, reduction, averages=op == "average")
 
     def exchange(
         self, sends: Sequence[tuple[int, Buffer]], receives: Sequence[tuple[int, Buffer]]
@@ -250,9 +207,7 @@ class Communicator:
             self._check_rank(rank)
             if rank == self.rank:
                 raise ValueError(f"exchange: rank {rank} cannot send to itself")
-        self._call_move(
-            Description(Kind.EXCHANGE), Parts.of(sends), Parts.of(receives, is_written=True)
-        )
+        self._rows.move(Description(Kind.EXCHANGE), sends, receives)
 
     def subgroup(self, ranks: Sequence[int], name: str) -> Communicator | None:
         """A communicator of some ranks, renumbered in the order of `ranks`.
@@ -358,52 +313,6 @@ class Communicator:
         self._handle.call(function, ctypes.byref(arguments))
         if dense.data_ptr() != tensor.data_ptr():
             tensor.copy_(dense)
-
-    def _exchange_counts(self, kind: Kind, tensor: Tensor, rows: Sequence[int]) -> list[int]:
-        """Tells every rank how many rows it gets from this one; checks that rows are alike."""
-        row = 1
-        for extent in tensor.shape[1:]:
-            row *= extent
-        sent = torch.tensor([[count, row] for count in rows])
-        received = torch.empty(self.size, 2, dtype=torch.int64)
-        received[self.rank] = sent[self.rank]
-        others = self._others()
-        self._call_move(
-            Description(kind, TYPES[tensor.dtype], wire=1),
-            Parts.of((rank, sent[rank]) for rank in others),
-            Parts.of((rank, received[rank]) for rank in others),
-        )
-        for rank, (_, length) in enumerate(received.tolist()):
-            if length != row:
-                self._handle.fail_mismatch(
-                    rank,
-                    f"ranks disagree: rows have {length} elements on rank {rank}, {row} on rank "
-                    f"{self.rank}",
-                )
-        return received[:, 0].tolist()
-
-    def _move(
-        self, kind: Kind, tensor: Tensor, sends: Parts, receives: Parts, *, reduction: int = 0
-    ) -> None:
-        count = tensor.numel() if kind is Kind.REDUCE_SCATTER else 0
-        self._call_move(
-            Description(kind, TYPES[tensor.dtype], reduction, count=count), sends, receives
-        )
-
-    def _call_move(self, description: Description, sends: Parts, receives: Parts) -> None:
-        arguments = library.MoveArguments(
-            description,
-            len(sends.ranks),
-            len(receives.ranks),
-            *(sends.rank_array, receives.rank_array),
-            *(sends.data_array, receives.data_array),
-            *(sends.bytes_array, receives.bytes_array),
-        )
-        self._handle.call("move", ctypes.byref(arguments))
-
-    def _others(self) -> list[int]:
-        """The other ranks, the next one first: no rank is the first that all send to."""
-        return [(self.rank + i) % self.size for i in range(1, self.size)]
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:

@@ -124,6 +124,9 @@ class MoveArguments(ctypes.Structure):
         ("receive_data", ctypes.POINTER(POINTER)),
         ("send_bytes", ctypes.POINTER(U64)),
         ("receive_bytes", ctypes.POINTER(U64)),
+        ("longest", U64),
+        ("is_shared", I32),
+        ("padding", I32),
     )
 
 
