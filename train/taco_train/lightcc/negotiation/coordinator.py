@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from taco_train.lightcc.negotiation.bucket_planner import BucketPlanner, Unit
 from taco_train.lightcc.negotiation.messages import Batch, Ready
+from taco_train.lightcc.negotiation.process_set_table import ProcessSetTable
 from taco_train.lightcc.negotiation.requests import Kind, Request
 
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
@@ -73,8 +74,7 @@ class Coordinator:
         self._planner = planner
         self.fusion_bytes = fusion_bytes
         self._num_ids = num_ids
-        self._groups: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
-        self._next_group = 1
+        self._process_sets = ProcessSetTable(size)
         self._pending: dict[Key, _Pending] = {}
         self._complete: dict[Key, None] = {}  # in the order of their completion
         self._joined: list[int] = []  # in the order of their joining
@@ -166,7 +166,7 @@ class Coordinator:
         return self._numbered[number]
 
     def _members(self, key: Key) -> tuple[int, ...]:
-        return self._groups.get(key[0], ())
+        return self._process_sets.members(key[0])
 
     def _note_if_complete(self, key: Key) -> None:
         waiting = self._pending[key].requests
@@ -258,7 +258,7 @@ class Coordinator:
         if all_numbered:
             yield Batch(ids=[self._number_of[one] for one in good])
             return
-        result = self._change_groups(good[0])
+        result = self._process_sets.change(good[0])
         yield Batch(requests=good, new_ids=self._number(good), result=result)
 
     def _number(self, requests: list[Request]) -> list[int]:
@@ -272,16 +272,6 @@ class Coordinator:
             number = len(self._numbered)
             self._numbered[number], self._number_of[one] = one, number
         return [self._number_of[one] for one in requests]
-
-    def _change_groups(self, request: Request) -> int:
-        if request.kind is Kind.ADD_GROUP:
-            number = self._next_group
-            self._next_group += 1
-            self._groups[number] = request.ranks
-            return number
-        if request.kind is Kind.REMOVE_GROUP:
-            del self._groups[request.root]
-        return -1
 
     def _error_of(self, key: Key, pending: _Pending) -> str:
         """Why the requests of the ranks cannot run as one collective; "": they can."""
@@ -299,17 +289,8 @@ class Coordinator:
         members = self._members(key)
         if first.kind is Kind.BROADCAST and first.root not in members:
             return f"the root rank {first.root} is not in the process set {list(members)}"
-        if first.kind is Kind.ADD_GROUP:
-            return self._group_error(first)
-        if first.kind is Kind.REMOVE_GROUP and first.root not in self._groups:
-            return f"there is no process set {first.root}"
-        return ""
-
-    def _group_error(self, request: Request) -> str:
-        if any(rank >= self._size for rank in request.ranks) or not request.ranks:
-            return f"the process set {list(request.ranks)} is not one of {self._size} ranks"
-        if request.ranks in self._groups.values():
-            return f"a process set {list(request.ranks)} exists"
+        if first.kind in (Kind.ADD_GROUP, Kind.REMOVE_GROUP):
+            return self._process_sets.error_of(first)
         return ""
 
     def _fail_all(self, reason: str) -> list[Batch]:
