@@ -56,6 +56,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 MARLIN = {**GPTQ, "checkpoint_format": "marlin"}
 SPARSE = {**GPTQ, "checkpoint_format": "marlin_24"}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+INT8 = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 AUTO_ROUND = {**GPTQ, "quant_method": "intel/auto-round"}
 
 
@@ -83,6 +85,16 @@ def test_names_that_fit_a_checkpoint(
 @pytest.mark.parametrize(
     ("config", "wanted", "message"),
     [
+        *[
+            (config, wanted, f"the checkpoint is quantized (bitsandbytes), which is not {wanted!r}")
+            for config in (NF4, INT8)
+            for wanted in ("int8", "tpu_int8", "neuron_quant", "gptq", "fp8", "experts_int8")
+        ],
+        (GPTQ, "bitsandbytes", "the checkpoint is quantized (gptq), which is not 'bitsandbytes'"),
+        (GPTQ, "fp8", "the checkpoint is quantized (gptq), which is not 'fp8': leave out"),
+        (GPTQ, "experts_int8", "the checkpoint is quantized (gptq), which is not 'experts_int8'"),
+        (GPTQ, "deepspeedfp", "the checkpoint is quantized (gptq), which is not 'deepspeedfp'"),
+        (GPTQ, "gguf", "the checkpoint is quantized (gptq), which is not 'gguf': leave out quant"),
         (GPTQ, "awq", "the checkpoint is quantized (gptq), which is not 'awq'"),
         (GPTQ, "marlin", "the checkpoint is quantized (gptq), which is not 'marlin'"),
         (AWQ, "gptq_marlin", "the checkpoint is quantized (awq), which is not 'gptq_marlin'"),

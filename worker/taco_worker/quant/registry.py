@@ -40,6 +40,8 @@ _ONLINE_METHODS = {
 }
 # Names of methods that a back end applies itself when it stores matrices.
 _STORED_AS = {"int8": "int8", "neuron_quant": "int8", "tpu_int8": "int8"}
+# Methods whose checkpoints back ends do not round again: their codes have 8 bits or fewer.
+_NOT_STORED_AGAIN = frozenset({"bitsandbytes"})
 # Other names of checkpoint methods: there is one kernel for all of them.
 _SYNONYMS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 
@@ -86,7 +88,7 @@ def read_quantization(
         quantization: Quantization = reader.read(config, model_dir)
     except ValueError as error:
         raise with_file(config, error) from None
-    is_own = wanted is None or wanted in _STORED_AS
+    is_own = wanted is None or (wanted in _STORED_AS and method not in _NOT_STORED_AGAIN)
     # Configurations of method "gptq" may describe the files of method "marlin".
     if not is_own and _SYNONYMS.get(str(wanted), wanted) not in (method, quantization.method):
         name = quantization.method
