@@ -82,14 +82,15 @@ def read_binary_file(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
 
 def _parse(text: str, path: Path) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except RecursionError:
         raise JsonFileError(f"cannot read {path}: its JSON is nested too deeply") from None
     except ValueError as error:  # also an integer of too many digits
         raise JsonFileError(f"cannot read {path}: it is not valid JSON: {error}") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """`object_pairs_hook` of `json.loads`; raises ValueError for a key that occurs twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
         seen: set[str] = set()

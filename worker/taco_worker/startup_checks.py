@@ -13,6 +13,7 @@ from taco_kernels.code_layout import RowSegment
 from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.log_text import one_line
 from taco_worker.devices.byte_units import gibibytes
 from taco_worker.devices.cpu_memory import available_cpu_memory
 from taco_worker.devices.gpu_presence import runs_on_cpu
@@ -69,7 +70,7 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
                     wanted.quantization, wanted.quantized_activations, wanted.quantize_lm_head
                 )
     except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+        raise ConfigurationError(one_line(str(error))) from None
     return model
 
 
@@ -130,7 +131,7 @@ def check_activations(config: WorkerConfig, model: ModelConfig) -> None:
                 code_segments(model.plan, model.quantization, model.online_quantization),
             )
     except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+        raise ConfigurationError(one_line(str(error))) from None
 
 
 def check_kv_scales(config: WorkerConfig, model: ModelConfig, *, has_weights: bool = True) -> None:
@@ -157,7 +158,7 @@ def check_kv_scales(config: WorkerConfig, model: ModelConfig, *, has_weights: bo
                     tensorizer_file_of(config.model),
                 )
     except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+        raise ConfigurationError(one_line(str(error))) from None
 
 
 def _converted_bytes(wanted: WantedModel, model: ModelConfig) -> int | None:
@@ -167,7 +168,7 @@ def _converted_bytes(wanted: WantedModel, model: ModelConfig) -> int | None:
             return None
         return read_header(model.directory).num_matrix_bytes
     except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+        raise ConfigurationError(one_line(str(error))) from None
 
 
 def _weight_bytes(

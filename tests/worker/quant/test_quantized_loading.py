@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -166,6 +167,48 @@ def test_wrong_headers_are_named_before_loading(
         check_weight_files(path, config, "auto")
     with pytest.raises(ValueError, match=expected):
         load_weights(Sink(config, True), path, config)
+
+
+def test_a_tensor_in_two_files_is_one_error(checkpoint: tuple[Path, ModelConfig]) -> None:
+    """With an index that names one of them."""
+    path, config = checkpoint
+    name = f"model.layers.1.self_attn.q_proj{CODES}"
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    save_file(tensors, path / "a.safetensors", {"format": "pt"})
+    save_file({name: tensors[name]}, path / "b.safetensors", {"format": "pt"})
+    index = {"weight_map": {**dict.fromkeys(tensors, "a.safetensors"), name: "b.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    place = f"{name} in b.safetensors and {name} in a.safetensors"
+    expected = rf"\A[^\n]*{re.escape(str(path))}[^\n]* stored twice: {re.escape(place)}\Z"
+    with pytest.raises(ValueError, match=expected):
+        check_weight_files(path, config, "auto")
+    with pytest.raises(ValueError, match=expected):
+        load_weights(Sink(config, True), path, config)
+
+
+def test_files_beside_those_of_an_index_are_not_read(checkpoint: tuple[Path, ModelConfig]) -> None:
+    path, config = checkpoint
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").rename(path / "a.safetensors")
+    (path / "b.safetensors").write_bytes(b"no safetensors file")
+    index = {"weight_map": dict.fromkeys(tensors, "a.safetensors")}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_weight_files(path, config, "auto")
+    load_weights(Sink(config, True), path, config)
+
+
+def test_a_missing_file_of_an_index_names_tensors(checkpoint: tuple[Path, ModelConfig]) -> None:
+    path, config = checkpoint
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").rename(path / "a.safetensors")
+    wanted = {**dict.fromkeys(tensors, "a.safetensors"), "lm_head.weight": "b.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": wanted}))
+    message = (
+        r"names files that are missing: b\.safetensors; b\.safetensors holds 'lm_head\.weight'\Z"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_weight_files(path, config, "auto")
 
 
 def test_wrong_values_name_the_module(checkpoint: tuple[Path, ModelConfig]) -> None:

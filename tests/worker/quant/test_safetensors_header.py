@@ -136,9 +136,13 @@ def test_any_damage_is_one_line(
 
 
 def test_only_the_files_of_the_model_are_read(tmp_path: Path) -> None:
-    for name in ("a", "b", "model"):
+    for name in ("a", "b"):
         save_file({name: torch.zeros(1)}, tmp_path / f"{name}.safetensors")
     (tmp_path / "old.safetensors").write_bytes(b"damaged")
+    assert SafetensorsIndex.of(tmp_path).tensors.keys() == set()
+    for name in ("gptq_model-4bit-64g", "consolidated-00001-of-00001", "consolidated", "model"):
+        save_file({name: torch.zeros(1)}, tmp_path / f"{name}.safetensors")
+        assert SafetensorsIndex.of(tmp_path).tensors.keys() == {name}
     assert SafetensorsIndex.of(tmp_path).tensors.keys() == {"model"}
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))

@@ -295,6 +295,9 @@ def test_a_scale_of_the_tensor_that_is_not_finite_is_an_error(tmp_path: Path) ->
 def test_metadata_of_all_files_count(tmp_path: Path) -> None:
     save(tmp_path, {"layers.0.up_proj": integers(matrix(8, 64), 1, 64)}, "a.safetensors")
     save(tmp_path, {"layers.1.up_proj": integers(matrix(8, 64), 1, 64)}, "b.safetensors")
+    weight_map = {"layers.0": "a.safetensors", "layers.1": "b.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
     quantization = read({}, tmp_path)
     assert quantization.format_of("layers.0.up_proj", 8, 64) is not None
     assert quantization.format_of("layers.1.up_proj", 8, 64) is not None

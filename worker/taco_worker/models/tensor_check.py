@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from taco_proto.log_text import one_line
 from taco_worker.models.plan.parameters import Fill
 
-_NAMES_IN_ERROR = 5
+_NAMES_IN_ERROR, _CHARACTERS_IN_ERROR = 5, 300
 _FLOATING_POINT = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
@@ -20,6 +21,8 @@ class TensorCheck:
 
     def __init__(self, model_dir: Path) -> None:
         self.found: set[str] = set()
+        self._places: dict[str, str] = {}
+        self._twice: list[str] = []
         self._model_dir = model_dir
         self._unexpected: list[str] = []
         self._misshapen: list[str] = []
@@ -35,13 +38,19 @@ class TensorCheck:
         shape: Sequence[int],
         dtype: str,
         fills: Iterable[Fill],
+        file: Path,
     ) -> bool:
-        """Whether a stored tensor can be used for what it fills.
+        """Whether a stored tensor can be used for what it fills; not if another one fills it too.
 
         Args:
             name: its canonical name.
             dtype: its type, by its name in safetensors files.
+            file: that stores it.
         """
+        place = f"{stored_name} in {file.name}"
+        if (other := self._places.setdefault(name, place)) != place:
+            self._twice.append(f"{place} and {other}")
+            return False
         self.found.add(name)
         for fill in fills:
             dtypes = fill.dtypes or _FLOATING_POINT
@@ -63,6 +72,7 @@ class TensorCheck:
             for problem, names in (
                 ("missing tensors", sorted(missing)),
                 ("unexpected tensors", self._unexpected),
+                ("tensors that are stored twice", self._twice),
                 ("wrong shapes", self._misshapen),
                 ("wrong types", self._mistyped),
             )
@@ -73,6 +83,6 @@ class TensorCheck:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMES_IN_ERROR])
+    shown = ", ".join(one_line(name, _CHARACTERS_IN_ERROR) for name in names[:_NAMES_IN_ERROR])
     rest = len(names) - _NAMES_IN_ERROR
     return f"{shown} and {rest} more" if rest > 0 else shown

@@ -19,7 +19,7 @@ from taco_worker.quant.gguf.checkpoint import is_gguf
 from taco_worker.quant.gguf.tensors import iterate_gguf
 from taco_worker.quant.pickled_headers import PICKLED_ENDS
 
-_DTYPE_NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -74,7 +74,7 @@ def iterate_tensors(
 def dtype_name(tensor: Tensor) -> str:
     """The name of a tensor's type in safetensors files."""
     name = str(tensor.dtype).removeprefix("torch.")
-    return _DTYPE_NAMES.get(tensor.dtype, name)
+    return DTYPE_NAMES.get(tensor.dtype, name)
 
 
 def _iterate_safetensors(

@@ -40,7 +40,7 @@ def check_weight_files(
             if name is None:
                 continue
             if fills := sources.fills.get(name):
-                check.fits(stored_name, name, tensor.shape, tensor.dtype, fills)
+                check.fits(stored_name, name, tensor.shape, tensor.dtype, fills, file)
             elif not (sources.is_extra(name) or sources.may_be_zero_bias(name)):
                 check.add_unexpected(stored_name)
     check.raise_for(sources.missing(check.found))

@@ -136,5 +136,10 @@ def _indexed_files(index: Path) -> list[Path]:
     if other := [file.name for file in files if file.suffix != f".{kind}"]:
         raise ValueError(f"{index} names files that are not .{kind}: {', '.join(other)}")
     if missing := [file.name for file in files if not file.is_file()]:
-        raise ValueError(f"{index} names files that are missing: {', '.join(missing)}")
+        held = [name for name, file in weight_map.items() if Path(file).name == missing[0]]
+        others = f" and {len(held) - 1} more tensors" * (len(held) > 1)
+        raise ValueError(
+            f"{index} names files that are missing: {', '.join(missing)}; {missing[0]} holds "
+            f"{held[0]!r:.200}{others}"
+        )
     return files

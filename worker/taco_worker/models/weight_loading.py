@@ -77,7 +77,12 @@ def load_plans(
                 if not (first.is_extra(name) or _is_zero_bias(first, name, tensor)):
                     check.add_unexpected(stored_name)
             elif check.fits(
-                stored_name, name, tensor.shape, dtype_name(tensor), [fill for _, fill in fills]
+                stored_name,
+                name,
+                tensor.shape,
+                dtype_name(tensor),
+                [fill for _, fill in fills],
+                file,
             ):
                 for sink, fill in fills:
                     if fill.matrix is None:

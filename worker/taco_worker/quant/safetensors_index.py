@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taco_common.json_file import read_json_object
+from taco_common.json_file import read_json_object, unique_keys
+from taco_proto.log_text import one_line
 from taco_worker.quant.safetensors_header import IndexedTensor, read_safetensors_header
 
-_SINGLE = "model.safetensors"
-_INDEX = f"{_SINGLE}.index.json"
 _MAX_INDEX_BYTES = 64 * 2**20
+# Names of weight files with or without an index, in the order in which they are looked for.
+_SINGLE = ("model.safetensors", "consolidated.safetensors")
+# Mistral's shards, and AutoGPTQ's old names.
+_OTHERS = ("consolidated-*-of-*.safetensors", "gptq_model-*bit-*g.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +63,23 @@ class SafetensorsIndex:
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """Those of the index or model.safetensors, which others may lie beside; else all."""
-    if (index := model_dir / _INDEX).is_file():
-        weight_map = read_json_object(index, _MAX_INDEX_BYTES).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ValueError(f"{index} is not an index of weight files: it has no weight_map")
-        wanted = {Path(str(name)).name for name in weight_map.values()}
-    elif (model_dir / _SINGLE).is_file():
-        wanted = {_SINGLE}
-    else:
-        wanted = set()
-    # Reading a pipe would block.
-    found = sorted(path for path in model_dir.glob("*.safetensors") if path.is_file())
-    return [path for path in found if not wanted or path.name in wanted]
+    """The files that loading reads: others may lie beside them, such as adapters.
+
+    Files that an index names may be missing here: where no weights are loaded, they are not needed.
+    """
+    for single in _SINGLE:
+        if (index := model_dir / f"{single}.index.json").is_file():
+            weight_map = read_json_object(index, _MAX_INDEX_BYTES).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ValueError(f"{index} is not an index of weight files: it has no weight_map")
+            names = sorted({Path(str(name)).name for name in weight_map.values()})
+            return [path for name in names if (path := model_dir / name).is_file()]
+        if (path := model_dir / single).is_file():  # reading a pipe would block
+            return [path]
+    for pattern in _OTHERS:
+        if found := sorted(path for path in model_dir.glob(pattern) if path.is_file()):
+            return found
+    return []
 
 
 def parse_settings(text: str | bytes) -> dict[str, Any]:
@@ -82,9 +89,9 @@ def parse_settings(text: str | bytes) -> dict[str, Any]:
         ValueError: it is not a JSON object.
     """
     try:
-        settings = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("it is not valid JSON") from None
+        settings = json.loads(text, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not valid JSON: {one_line(str(error), 200)}") from None
     if not isinstance(settings, dict):
         raise ValueError("it is not a JSON object")
     return settings
