@@ -139,7 +139,10 @@ def test_scales_of_the_checkpoint(checkpoint: Path) -> None:
         ({"1.self_attn.kv_scale": 1.0}, "lacks the scales of layer 0"),
         ({**BOTH, "2.self_attn.kv_scale": 1.0}, "has scales of layer 2, and the model has 2"),
         ({**BOTH, "0.self_attn.attn.k_scale": 1.0}, "has two scales of the same numbers"),
-        ({**BOTH, "1.self_attn.attn.k_scale": [1.0, 2.0]}, "must be one number, not [2]"),
+        (
+            {**BOTH, "1.self_attn.attn.k_scale": [1.0, 2.0]},
+            "must be one number, not [2]: ",
+        ),
         (
             {name: BOTH[name] for name in BOTH if not name.startswith("0.self_attn.v")},
             "lacks the scale of the values of layer 0",
@@ -215,6 +218,22 @@ def test_scales_of_other_files_are_checked_too(checkpoint: Path, load_format: st
         tensorizer.write(checkpoint / "model.tensors", load_file(source))
     source.unlink()
     assert "lacks the scales of layer 0" in refusal(checkpoint, load_format=load_format)
+
+
+@pytest.mark.parametrize("load_format", ["safetensors", "pt", "tensorizer"])
+def test_scales_of_heads_name_tensor_and_file(checkpoint: Path, load_format: str) -> None:
+    add_tensors(checkpoint, {**BOTH, "1.self_attn.attn.k_scale": [0.5, 0.25]})
+    source = checkpoint / "model.safetensors"
+    files = {"pt": "pytorch_model.bin", "tensorizer": "model.tensors"}
+    file = checkpoint / files.get(load_format, source.name)
+    if load_format == "pt":
+        torch.save(load_file(source), file)
+    elif load_format == "tensorizer":
+        tensorizer.write(file, load_file(source))
+    error = refusal(checkpoint, load_format=load_format)
+    name = "model.layers.1.self_attn.attn.k_scale"
+    assert error.startswith(f"{file}: {name} must be one number, not [2]: scales of heads are not")
+    assert "--kv-cache-dtype int8 or bfloat16" in error
 
 
 @pytest.mark.parametrize(

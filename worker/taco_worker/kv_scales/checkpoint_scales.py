@@ -40,7 +40,7 @@ def check_checkpoint_scales(
     for file in _files(model_dir, load_format, tensorizer_file):
         for name, tensor in stored_tensors(file).items():
             if scale_of(name) is not None:
-                _check_size(name, tensor.shape)
+                _check_size(name, tensor.shape, file)
                 names.append(name)
     if names:
         _arranged(names, model, model_dir)
@@ -77,7 +77,7 @@ def read_checkpoint_scales(
     """
     values: dict[str, float] = {}
     for file, name, tensor in read_scale_tensors(model_dir, load_format, tensorizer_file):
-        _check_size(name, tensor.shape)
+        _check_size(name, tensor.shape, file)
         values[name] = check_scale(float(tensor.float()), f"{name} in {file}")
     if not values:
         return None
@@ -118,6 +118,9 @@ def _arranged(names: Iterable[str], model: ModelConfig, model_dir: Path) -> _Fou
     return found
 
 
-def _check_size(name: str, shape: Iterable[int]) -> None:
+def _check_size(name: str, shape: Iterable[int], file: Path) -> None:
     if any(size != 1 for size in shape):
-        raise ValueError(f"{name} must be one number, not {list(shape)}")
+        raise ValueError(
+            f"{file}: {name} must be one number, not {list(shape)}: scales of heads are not "
+            "supported; use --kv-cache-dtype int8 or bfloat16, or --quantization-param-path"
+        )
