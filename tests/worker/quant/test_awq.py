@@ -100,7 +100,16 @@ def test_the_packer_knows_no_reader() -> None:
         ("gemv_fast", ".scaled_zeros"),
     ],
 )
-def test_scales_must_be_finite(version: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (float("nan"), "are not finite"),
+        (float("inf"), "are not finite"),
+        (float("-inf"), "are not finite"),
+        (3e38, "are so large that products overflow"),
+    ],
+)
+def test_scales_must_be_finite(version: str, name: str, number: float, message: str) -> None:
     integers = random_integers(8, 64, 4, 32)
     pack = {
         "gemm": lambda: pack_awq_gemm(integers),
@@ -108,8 +117,9 @@ def test_scales_must_be_finite(version: str, name: str) -> None:
         "gemv_fast": lambda: pack_awq_gemv_fast(integers, 32),
     }
     stored = pack[version]()
-    stored[name][0, 0] = float("nan")
-    with pytest.raises(ValueError, match=f"{name[1:]} are not finite"):
+    stored[name] = stored[name].bfloat16()
+    stored[name][0, 0] = number
+    with pytest.raises(ValueError, match=f"{name[1:]} {message}"):
         _format(8, 64, version=version).dequantize(stored)
 
 

@@ -73,8 +73,9 @@ def test_only_linear_layers_are_rounded(tmp_path: Path) -> None:
     [
         ({"bits": 4, "group_size": 128}, "bits of deepspeedfp must be 6 or 8, not 4"),
         ({"bits": True, "group_size": 128}, "not True"),
-        ({"bits": 6}, "group_size of deepspeedfp must be 1 or more, not None"),
-        ({"bits": 6, "group_size": 0}, "group_size of deepspeedfp must be 1 or more, not 0"),
+        ({"bits": 6}, "group_size of deepspeedfp must be 1 to 16777216, not None"),
+        ({"bits": 6, "group_size": 0}, "group_size of deepspeedfp must be 1 to 16777216, not 0"),
+        ({"bits": 6, "group_size": 10**12}, "must be 1 to 16777216, not 1000000000000"),
     ],
 )
 def test_invalid_settings_are_one_error(

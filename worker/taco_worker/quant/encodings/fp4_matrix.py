@@ -74,10 +74,11 @@ class Fp4Matrix:
         name = self.scale.strip("._")
         scales, steps = small_floats.decode_scales(name, tensors[self.scale]), None
         if self.matrix_scale is not None:
-            whole = tensors[self.matrix_scale].reshape(())
+            whole_name = self.matrix_scale.strip("._")
+            # An infinite divisor would make zeros of all numbers.
+            whole = small_floats.checked_scales(whole_name, tensors[self.matrix_scale]).reshape(())
             scales = scales / whole if self.divides else scales * whole
-            both = f"{name} with {self.matrix_scale.strip('._')}"
-            scales = small_floats.checked_scales(both, scales)
+            scales = small_floats.checked_scales(f"{name} with {whole_name}", scales)
             if not self.divides:
                 steps = scale_steps(tensors[self.scale], whole, self.group)
         return GroupCodes(

@@ -87,4 +87,5 @@ class ScaledMatrix:
         """The scales or zero points of each row, [n, groups]."""
         num_groups = -(-self.k // self.group)
         grid = numbers.reshape(-(-self.n // self.rows), num_groups)
-        return grid.repeat_interleave(self.rows, dim=0)[: self.n].contiguous()
+        # A block of settings may have more rows than any matrix.
+        return grid.repeat_interleave(min(self.rows, self.n), dim=0)[: self.n].contiguous()

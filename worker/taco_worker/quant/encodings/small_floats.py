@@ -28,8 +28,9 @@ def positive_floats(exponent_bits: int, mantissa_bits: int) -> tuple[float, ...]
     )
 
 
-# Scales below it have finite products with all numbers.
-_LARGEST_SCALE = 2.0**118
+LARGEST_SCALE = 2.0**118
+"""Scales below it have finite products with all numbers."""
+
 _E8M0_NAN = 255
 
 
@@ -55,7 +56,7 @@ def checked_scales(name: str, scales: Tensor) -> Tensor:
     Raises:
         ValueError: as `decode_scales`.
     """
-    if not bool((scales.abs() < _LARGEST_SCALE).all()):
+    if not bool((scales.abs() < LARGEST_SCALE).all()):
         what = "NaNs or infinite numbers" if not scales.isfinite().all() else "huge numbers"
         raise ValueError(f"{name} has {what}")
     return scales

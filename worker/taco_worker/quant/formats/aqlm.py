@@ -99,6 +99,8 @@ class AqlmMatrix:
         for number in range(1, scheme.num_codebooks):
             groups += books[number][codes[..., number]]
         groups *= scales  # [out_groups, in_groups, rows, columns]
+        if not bool(groups.isfinite().all()):
+            raise ValueError("codebooks times scales are so large that numbers overflow")
         return groups.transpose(1, 2).reshape(self.n, self.k)
 
     def codes(self, tensors: Mapping[str, Tensor]) -> Any:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _WEIGHT = ".weight"
 _MIN_GROUP = 32
+_MAX_GROUP_SIZE = 2**24  # matrices are padded to whole groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,8 @@ def read(config: Mapping[str, Any], model_dir: Path) -> DeepSpeedFP:
     bits, group_size = config.get("bits"), config.get("group_size")
     if type(bits) is not int or bits not in _FLOATS:
         raise ValueError(f"bits of deepspeedfp must be 6 or 8, not {bits!r}")
-    if type(group_size) is not int or group_size < 1:
-        raise ValueError(f"group_size of deepspeedfp must be 1 or more, not {group_size!r}")
+    if type(group_size) is not int or not 1 <= group_size <= _MAX_GROUP_SIZE:
+        raise ValueError(
+            f"group_size of deepspeedfp must be 1 to {_MAX_GROUP_SIZE}, not {group_size!r:.60}"
+        )
     return DeepSpeedFP(bits, group_size)

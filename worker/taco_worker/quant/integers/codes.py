@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.group_codes import GroupCodes
+from taco_worker.quant.encodings.small_floats import LARGEST_SCALE
 from taco_worker.quant.weight_format import CodeLayout
 
 
@@ -59,12 +60,14 @@ def symmetric_codes(codes: Tensor, scales: Tensor, *, bits: int, layout: CodeLay
 
 
 def finite(numbers: Tensor, name: str) -> Tensor:
-    """The numbers as contiguous float32.
+    """Scales, or products of scales and zero points, as contiguous float32.
 
     Raises:
-        ValueError: one of them is not finite.
+        ValueError: one of them is not finite, or so large that products overflow.
     """
     values = numbers.float().contiguous()
     if not bool(values.isfinite().all()):
         raise ValueError(f"{name} are not finite")
+    if not bool((values.abs() < LARGEST_SCALE).all()):
+        raise ValueError(f"{name} are so large that products overflow")
     return values

@@ -149,6 +149,8 @@ class Blocks:
         """float32 [blocks]."""
         import torch
 
+        from taco_worker.quant.encodings.small_floats import LARGEST_SCALE
+
         scales = tensors[ABSMAX]
         if self.nested is not None:
             numbers = tensors[NESTED_MAP][scales.int()]
@@ -156,4 +158,6 @@ class Blocks:
             scales = numbers * factors[: scales.numel()] + torch.tensor(self.nested.offset)
         if not bool(scales.isfinite().all()):
             raise ValueError("absmax has values that are not finite")
+        if not bool((scales.abs() < LARGEST_SCALE).all()):
+            raise ValueError("absmax has numbers so large that products overflow")
         return scales

@@ -51,6 +51,7 @@ class Int8Rows:
 
     def codes(self, tensors: Mapping[str, Tensor]) -> GroupCodes:
         from taco_kernels.group_codes import GroupCodes
+        from taco_worker.quant.encodings.small_floats import LARGEST_SCALE
 
         if self.has_order and int(tensors[ORDER]) != 0:
             raise ValueError(
@@ -59,4 +60,6 @@ class Int8Rows:
         scales = tensors[SCALES]
         if not bool(scales.isfinite().all()):
             raise ValueError("SCB has values that are not finite")
+        if not bool((scales.abs() < LARGEST_SCALE).all()):
+            raise ValueError("SCB has numbers so large that products overflow")
         return GroupCodes("int8", tensors[_WEIGHT], self.k, scales[:, None] / 127)

@@ -13,6 +13,10 @@ ZERO_POINT, SCALE_AND_ZERO = "._weight_zero_point", "._weight_scale_and_zero"
 
 
 def check_finite(numbers: Tensor, what: str = "scales") -> None:
-    """Raises ValueError if a number is infinite or NaN."""
+    """Raises ValueError if a number is infinite, NaN, or so large that products overflow."""
+    from taco_worker.quant.encodings.small_floats import LARGEST_SCALE
+
     if not bool(numbers.isfinite().all()):
         raise ValueError(f"{what} have values that are not finite")
+    if not bool((numbers.abs() < LARGEST_SCALE).all()):
+        raise ValueError(f"{what} are so large that products overflow")
