@@ -18,7 +18,7 @@ from support.cpu_kernels import NATIVE, kernels_of
 from support.gguf_files.convert import write_gguf
 from support.kv_scales import add_tensors
 from support.models import load_step_model
-from support.packing import bnb, tensorizer
+from support.packing import bnb, tensorizer, torchao
 from support.packing.checkpoints import PACKED_MODULES, Packed, quantized_copy, rounded
 from support.packing.integers import pack_gptq
 from support.paged import PagedRunner
@@ -63,6 +63,18 @@ def by_blocks(module: str, weight: Tensor) -> Packed:
     return tensors, bnb.unpack_4bit(tensors, *weight.shape)
 
 
+def by_model_opt(elements: str, group: int, **own: Any) -> Pack:
+    """torchao's tensors under ModelOpt's names."""
+    names = {"qdata": ".weight", "scale": ".weight_scale", "per_tensor_scale": ".weight_scale_2"}
+
+    def pack(module: str, weight: Tensor) -> Packed:
+        packed = torchao.block_floats(weight, elements, group, **own)
+        return {names[end]: part for end, part in packed.tensors.items()}, packed.values
+
+    return pack
+
+
+MODEL_OPT = {"quant_method": "modelopt", "ignore": ["lm_head"]}
 MIXED = {r"+:.*\.k_proj": {"bits": 8}, r"-:.*\.v_proj": {}, r"-:.*\.up_proj": {}}
 CASES: dict[str, tuple[str, dict[str, Any], Pack, dict[str, Any]]] = {
     "int8-activations": ("llama-2-like", SIZES, by_gptq(), {**GPTQ, "group_size": 64}),
@@ -81,6 +93,18 @@ CASES: dict[str, tuple[str, dict[str, Any], Pack, dict[str, Any]]] = {
         {**GPTQ, "group_size": 64},
     ),
     "tables": ("llama-2-like", SIZES, by_blocks, NF4),
+    "scales-of-two-levels": (
+        "llama-2-like",
+        SIZES,
+        by_model_opt("float4_e2m1fn_x2", 16, tensor_scale=1e-3, kind="NVFP4Tensor"),
+        {**MODEL_OPT, "quant_algo": "NVFP4"},
+    ),
+    "powers": (
+        "llama-2-like",
+        SIZES,
+        by_model_opt("float8_e4m3fn", 32),
+        {**MODEL_OPT, "quant_algo": "MXFP8"},
+    ),
 }
 
 
