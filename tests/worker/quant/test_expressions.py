@@ -127,6 +127,37 @@ def test_lists_of_slow_expressions_are_one_error(
         reader.read(config, tmp_path)
 
 
+PLAIN = [f"model.layers.{number}.mlp.up_proj" for number in range(30_000)]
+
+
+def test_long_lists_of_names_are_read() -> None:
+    """None is compiled: each expression would take a step for every module."""
+    assert is_listed("language_model.model.layers.29999.mlp.up_proj", PLAIN)
+    assert is_listed("model.layers.5.mlp.up_proj.x", PLAIN)
+    assert is_listed("model.layers.5.mlp.up_proj", ["layers.5", *PLAIN])
+    assert not is_listed("model.layers.30000.mlp.up_proj", PLAIN)
+    assert not is_listed("model.layers.5.mlp.up_projection", PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("reader", "config"),
+    [
+        (gptq, {"bits": 4, "dynamic": {f"-:x{number}.*": {} for number in range(51)}}),
+        (auto_round, {"bits": 4, "extra_config": {f"x{i}.*": {} for i in range(51)}}),
+        (compressed_tensors, {"config_groups": {}, "ignore": [f"re:{i}" for i in range(51)]}),
+        (fp8, {"modules_to_not_convert": [f"x{number}.*" for number in range(51)]}),
+        (modelopt, {"quant_algo": "FP8", "ignore": [f"x{number}*" for number in range(51)]}),
+    ],
+)
+def test_too_many_expressions_are_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Any, config: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(expressions, "_MAX_EXPRESSIONS", 50)
+    monkeypatch.setattr(modelopt, "_MAX_PATTERNS", 50)
+    with pytest.raises(ValueError, match=r"\A[^\n]* has more than 50 [^\n]*\Z"):
+        reader.read(config, tmp_path)
+
+
 @pytest.mark.parametrize("pattern", ["(", NESTED_ASSERTS])
 def test_the_error_names_file_and_expression(tmp_path: Path, pattern: str) -> None:
     path = make_checkpoint(tmp_path / "model")

@@ -21,7 +21,8 @@ _MAX_SIMPLE_REPEATS = 3
 # Steps of one name, and of all names: a checkpoint may have 100,000, which take 100 steps each.
 _MAX_STEPS = 200_000
 _MAX_ALL_STEPS = 10_000_000
-# Expressions of one list that `re` must not match.
+# Expressions of one list, and those of them that `re` must not match.
+_MAX_EXPRESSIONS = 10_000
 _MAX_OTHERS = 8
 _CHARACTER_KINDS = ("ANY", "LITERAL", "NOT_LITERAL", "IN")
 Positions = int
@@ -102,7 +103,9 @@ def check_expressions(texts: Iterable[str], where: str) -> None:
         ValueError: one is invalid, or the list would take long to match.
     """
     num_others = 0
-    for text in texts:
+    for number, text in enumerate(texts, 1):
+        if number > _MAX_EXPRESSIONS:
+            raise ValueError(f"{where} has more than {_MAX_EXPRESSIONS} regular expressions")
         try:
             num_others += not expression(text).is_simple
         except ValueError as error:

@@ -5,7 +5,8 @@ Settings name modules as their writer saw them: with or without the prefix of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Generic, TypeVar
 
@@ -25,6 +26,7 @@ _OTHERS = _ROUTERS | frozenset(
 _OUTER = ("model", "language_model", "transformer")
 _PREFIXES = ("", "model.", "transformer.", "language_model.model.", "model.language_model.")
 _TABLES = frozenset({"wte", "wpe"})
+_PLAIN = re.compile(r"[\w.-]*")
 
 
 def is_linear(module: str) -> bool:
@@ -97,7 +99,7 @@ def is_listed(module: str, listed: Iterable[str]) -> bool:
     An entry is the module's name, its first parts (also as a regular expression), its end, or
     parts in the middle.
     """
-    return any(_lists(module, entry) for entry in listed)
+    return _listing(tuple(listed)).lists(module)
 
 
 def check_listed(listed: Iterable[str], where: str) -> None:
@@ -109,26 +111,52 @@ def check_listed(listed: Iterable[str], where: str) -> None:
     Raises:
         ValueError: expressions among them would take long to match.
     """
-    check_expressions((text for entry in listed if (text := _start_of(_key(entry)))), where)
+    check_expressions(filter(None, map(_start_of, _keys(listed))), where)
 
 
-def _lists(module: str, entry: str) -> bool:
-    key = _key(entry)
-    if not key:
-        return False
-    if module.endswith(key) or f".{key}." in f".{module}.":
-        return True
-    start = _start_of(key)
-    return start is not None and any(expression(start).match(name) for name in _names(module))
+class _Listing:
+    """Entries of `modules_to_not_convert`, of which there may be thousands."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        keys = _keys(entries)
+        self._keys = frozenset(keys)
+        self._ends = tuple(keys)
+        self._starts = list(filter(None, map(_start_of, keys)))
+
+    def lists(self, module: str) -> bool:
+        if module.endswith(self._ends) or not self._keys.isdisjoint(_sequences(module)):
+            return True
+        names = _names(module)
+        # The first parts of a name with another prefix.
+        if any(not self._keys.isdisjoint(_first_parts(name)) for name in names):
+            return True
+        return any(expression(start).match(name) for start in self._starts for name in names)
 
 
-def _key(entry: str) -> str:
-    return entry.removesuffix(".weight").strip(".")
+_listing = lru_cache(maxsize=16)(_Listing)
 
 
-@lru_cache(maxsize=20_000)
+def _keys(entries: Iterable[str]) -> list[str]:
+    keys = (entry.removesuffix(".weight").strip(".") for entry in entries)
+    return [key for key in keys if key]
+
+
+def _first_parts(name: str) -> Iterator[str]:
+    """The name's first part, its first two parts, and so on."""
+    parts = name.split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _sequences(name: str) -> Iterator[str]:
+    """Each sequence of adjacent parts of a name."""
+    parts = name.split(".")
+    return (one for first in range(len(parts)) for one in _first_parts(".".join(parts[first:])))
+
+
 def _start_of(key: str) -> str | None:
-    """The expression of modules whose first parts an entry is; None: it is no expression."""
+    """The expression of modules whose first parts an entry is; None: it is a name."""
+    if _PLAIN.fullmatch(key):
+        return None
     text = rf"(?:{key})(?:\.|$)"
     try:
         expression(text)

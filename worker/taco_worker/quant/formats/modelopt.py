@@ -23,6 +23,7 @@ _NVFP4, _NVFP4_WEIGHTS, _MXFP8 = "NVFP4", "W4A16_NVFP4", "MXFP8"
 _ALGORITHMS = (_FP8, _FP8_ROWS, _FP8_BLOCKS, _NVFP4, _NVFP4_WEIGHTS, _MXFP8)
 _MIXED = "MIXED_PRECISION"
 _BLOCK = 128
+_WILDCARDS, _MAX_PATTERNS = frozenset("*?["), 10_000
 _MXFP8_GROUP = 32
 _WEIGHT, _SCALE, _MATRIX_SCALE = ".weight", ".weight_scale", ".weight_scale_2"
 _EXTRA = (
@@ -42,13 +43,15 @@ class ModelOptCheckpoint:
     Attributes:
         algorithm: of modules that `by_module` does not name; None: these are not quantized.
         by_module: algorithms of modules, and of the modules in them.
-        excluded: names, parts of names, and patterns with wildcards.
+        excluded: names, and parts of names.
+        patterns: with wildcards, of further excluded modules.
         nvfp4_group: columns that share a scale.
     """
 
     algorithm: str | None
     by_module: Mapping[str, str]
     excluded: tuple[str, ...]
+    patterns: tuple[str, ...]
     nvfp4_group: int
     headers: StoredHeaders
 
@@ -98,9 +101,7 @@ class ModelOptCheckpoint:
         return ScaledMatrix(n, k, "e4m3", rows, group, shape, scale_dtypes=dtypes)
 
     def _is_excluded(self, module: str) -> bool:
-        return is_listed(module, (one for one in self.excluded if "*" not in one)) or any(
-            _fits(module, one) for one in self.excluded
-        )
+        return is_listed(module, self.excluded) or any(_fits(module, one) for one in self.patterns)
 
     def _algorithm_of(self, module: str) -> str | None:
         for name, algorithm in self.by_module.items():
@@ -126,7 +127,11 @@ def read(config: Mapping[str, Any], model_dir: Path) -> ModelOptCheckpoint:
     excluded = settings.get("exclude_modules", settings.get("ignore")) or []
     if not isinstance(excluded, list) or not all(isinstance(one, str) for one in excluded):
         raise ValueError(f"exclude_modules must be a list of strings, not {excluded!r}")
-    check_listed((one for one in excluded if "*" not in one), "exclude_modules")
+    names = tuple(one for one in excluded if "*" not in one)
+    check_listed(names, "exclude_modules")
+    patterns = tuple(one for one in excluded if not _WILDCARDS.isdisjoint(one))
+    if len(patterns) > _MAX_PATTERNS:
+        raise ValueError(f"exclude_modules has more than {_MAX_PATTERNS} names with wildcards")
     group = settings.get("group_size") or NVFP4_GROUP
     if type(group) is not int or group < 2 or group % 2:
         raise ValueError(f"group_size must be an even positive integer, not {group!r}")
@@ -137,7 +142,8 @@ def read(config: Mapping[str, Any], model_dir: Path) -> ModelOptCheckpoint:
     return ModelOptCheckpoint(
         None if algorithm == _MIXED else algorithm,
         {name: _algorithm_of_entry(name, entry) for name, entry in by_module.items()},
-        tuple(excluded),
+        names,
+        patterns,
         group,
         read_headers(model_dir),
     )
