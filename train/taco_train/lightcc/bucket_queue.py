@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -20,7 +20,8 @@ class _Bucket:
     """Gradients that are reduced together, and whom to tell."""
 
     buffer: Tensor
-    name: str
+    names: Sequence[str]
+    sizes: Sequence[int]
     future: torch.futures.Future[Tensor]
 
 
@@ -47,18 +48,21 @@ class BucketQueue:
         self._thread = threading.Thread(target=self._serve, name="lightcc-buckets", daemon=True)
         self._thread.start()
 
-    def average(self, buffer: Tensor, name: str) -> torch.futures.Future[Tensor]:
+    def average(
+        self, buffer: Tensor, names: Sequence[str], sizes: Sequence[int]
+    ) -> torch.futures.Future[Tensor]:
         """Submit a bucket.
 
         Args:
             buffer: contiguous, on the CPU; it is overwritten by the average.
-            name: the same in each step: errors of compression are kept under it.
+            names, sizes: of its gradients, one after the other; sizes in elements. What TopK does
+                not send is kept under the names.
 
         Returns:
             A future of `buffer`, or of a CollectiveError.
         """
         future: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._buckets.put(_Bucket(buffer, name, future))
+        self._buckets.put(_Bucket(buffer, names, sizes, future))
         return future
 
     def close(self) -> None:
@@ -74,7 +78,7 @@ class BucketQueue:
                     raise self._failure
                 buffer = bucket.buffer
                 self._reducer.all_reduce(
-                    self._communicator, buffer, "sum", [bucket.name], [buffer.numel()]
+                    self._communicator, buffer, "sum", bucket.names, bucket.sizes
                 )
                 buffer.div_(self._communicator.size)
             except Exception as error:

@@ -3,7 +3,10 @@
 # Annotations are evaluated: torch checks those of the hook.
 
 import atexit
+import itertools
 import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +22,40 @@ from taco_train.lightcc.settings import Settings, start_settings
 
 _queues: list[BucketQueue] = []
 _reductions: list[tuple[BucketReducer, Communicator]] = []  # that of the queue
-_hooked: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+# The number of each hooked model.
+_hooked: weakref.WeakKeyDictionary[DistributedDataParallel, int] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """The parameters of a bucket: their identities, names and numbers of elements."""
+
+    ids: tuple[int, ...]
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Hook:
+    """The state of one model's hook.
+
+    Attributes:
+        names: of the model's parameters, by identity; unique among the hooked models.
+        buckets: by index. DistributedDataParallel makes them again after the first backward pass.
+    """
+
+    queue: BucketQueue
+    names: dict[int, str]
+    buckets: dict[int, _Parameters] = field(default_factory=dict)
+
+    def parameters_of(self, index: int, parameters: Sequence[Tensor]) -> _Parameters:
+        ids = tuple(map(id, parameters))
+        known = self.buckets.get(index)
+        if known is None or known.ids != ids:
+            names = tuple(self.names[one] for one in ids)
+            known = _Parameters(ids, names, tuple(one.numel() for one in parameters))
+            self.buckets[index] = known
+        return known
 
 
 def ddp_hook(model: DistributedDataParallel) -> None:
@@ -44,8 +80,10 @@ def ddp_hook(model: DistributedDataParallel) -> None:
         raise ValueError("ddp_hook needs the process group of all ranks")
     if not _queues:
         _queues.append(open_queue(start_settings()))
-    model.register_comm_hook(_queues[0], _average)
-    _hooked.add(model)
+    number = next(one for one in itertools.count() if one not in set(_hooked.values()))
+    names = {id(one): f"model {number}: {name}" for name, one in model.module.named_parameters()}
+    model.register_comm_hook(_Hook(_queues[0], names), _average)
+    _hooked[model] = number
 
 
 def open_queue(settings: Settings) -> BucketQueue:
@@ -86,12 +124,13 @@ def load_unsent_state(state: dict[str, Any]) -> None:
 
 
 def _average(
-    queue: Any,
+    hook: Any,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
     """DDP's communication hook."""
-    result: torch.futures.Future[Tensor] = queue.average(
-        bucket.buffer(), f"bucket {bucket.index()}"
+    parameters = hook.parameters_of(bucket.index(), bucket.parameters())
+    result: torch.futures.Future[Tensor] = hook.queue.average(
+        bucket.buffer(), parameters.names, parameters.sizes
     )
     return result
 

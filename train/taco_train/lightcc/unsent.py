@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -28,13 +29,18 @@ class Bucket:
     @property
     def key(self) -> str:
         """Of its residual."""
-        return json.dumps([self.depth, self.names, self.sizes])
+        return _key(self.depth, self.names, self.sizes)
 
     @classmethod
     def of(cls, key: str) -> Bucket:
         """The bucket of a residual's key."""
         depth, names, sizes = json.loads(key)
         return cls(depth, tuple(names), tuple(sizes))
+
+
+@lru_cache(maxsize=4096)  # a bucket's key is asked for in each step
+def _key(depth: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> str:
+    return json.dumps([depth, names, sizes])
 
 
 @dataclass(frozen=True, slots=True)
