@@ -78,9 +78,8 @@ class BucketQueue:
                     raise self._failure
                 buffer = bucket.buffer
                 self._reducer.all_reduce(
-                    self._communicator, buffer, "sum", bucket.names, bucket.sizes
+                    self._communicator, buffer, "average", bucket.names, bucket.sizes
                 )
-                buffer.div_(self._communicator.size)
             except Exception as error:
                 self._failure = CollectiveError(str(error))
                 bucket.future.set_exception(self._failure)  # type: ignore[arg-type]

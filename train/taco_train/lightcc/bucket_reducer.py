@@ -28,6 +28,23 @@ logger = logging.getLogger(__name__)
 _SMALL_BYTES = 64 << 10
 _BATCH_SECONDS = 3e-4  # of a bucket on the host: negotiation, threads, and copies' fixed part
 _FIRST_RATIO = 0.25  # of a warm-up, as in arXiv 1712.01887
+_MAX_REMEMBERED = 4096  # buffers: names may be new in each step
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a buffer is reduced: the same in each step.
+
+    Attributes:
+        bucket: the tensors in it.
+        keeps: TopK, which keeps what it does not send.
+        can_wait: the buffer may hold what TopK did not send of the tensors before.
+    """
+
+    bucket: Bucket
+    wire: Wire
+    keeps: bool
+    can_wait: bool
 
 
 @dataclass(slots=True)
@@ -41,6 +58,7 @@ class _State:
         unsent: what TopK has not sent.
         costs: None until a decision needs them.
         plans: by buffer and whether it may be sent by TopK.
+        ways: by bytes, whether it is a float32 sum, and names and sizes of the tensors.
         logged: the last plan by size class: powers of two.
     """
 
@@ -50,6 +68,9 @@ class _State:
     unsent: Unsent
     costs: Costs | None = None
     plans: dict[tuple[Buffer, bool], Plan] = field(default_factory=dict)
+    ways: dict[tuple[int, bool, tuple[str, ...], tuple[int, ...]], _Way] = field(
+        default_factory=dict
+    )
     logged: dict[tuple[int, bool, bool], Plan] = field(default_factory=dict)
 
 
@@ -76,16 +97,16 @@ class BucketReducer:
     ) -> None:
         """See `collective_runner.Reducer`. Tensors without a name are never sent by TopK."""
         state = self._state(communicator)
-        is_float32_sum = op == "sum" and buffer.dtype == torch.float32
-        can_wait = is_float32_sum and not any(name.startswith(UNNAMED) for name in names)
-        if self._plans_fusion and state.num_hosts > 1 and buffer.nbytes > _SMALL_BYTES:
-            self.costs(communicator)
-        plan = self._plan(communicator, state, Buffer(buffer.nbytes, is_float32_sum), can_wait)
-        depth = state.depth if plan.two_level else FLAT
-        bucket = Bucket(depth, tuple(names), tuple(sizes))
-        if can_wait and state.num_hosts > 1:
-            state.unsent.prepare(bucket, buffer, keeps=plan.format is Format.TOP_K)
-        communicator.all_reduce(buffer, op, wire=self._wire(plan, bucket), depth=depth)
+        is_float32_sum = buffer.dtype == torch.float32 and op in ("sum", "average")
+        key = buffer.nbytes, is_float32_sum, tuple(names), tuple(sizes)
+        way = state.ways.get(key)
+        if way is None:
+            if len(state.ways) == _MAX_REMEMBERED:
+                state.ways.clear()
+            way = state.ways[key] = self._way(communicator, state, *key)
+        if way.can_wait:
+            state.unsent.prepare(way.bucket, buffer, keeps=way.keeps)
+        communicator.all_reduce(buffer, op, wire=way.wire, depth=way.bucket.depth)
 
     def costs(self, communicator: Communicator) -> Costs:
         """The costs of a communicator, which its ranks measure together on the first call."""
@@ -143,6 +164,23 @@ class BucketReducer:
             depth=RACKS if has_racks else HOSTS,
             unsent=Unsent(communicator.residuals),
         )
+
+    def _way(
+        self,
+        communicator: Communicator,
+        state: _State,
+        num_bytes: int,
+        is_float32_sum: bool,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+    ) -> _Way:
+        can_wait = is_float32_sum and not any(name.startswith(UNNAMED) for name in names)
+        if self._plans_fusion and state.num_hosts > 1 and num_bytes > _SMALL_BYTES:
+            self.costs(communicator)
+        plan = self._plan(communicator, state, Buffer(num_bytes, is_float32_sum), can_wait)
+        bucket = Bucket(state.depth if plan.two_level else FLAT, names, sizes)
+        keeps = plan.format is Format.TOP_K
+        return _Way(bucket, self._wire(plan, bucket), keeps, can_wait and state.num_hosts > 1)
 
     def _wire(self, plan: Plan, bucket: Bucket) -> Wire:
         if plan.format is not Format.TOP_K:

@@ -5,7 +5,7 @@
 import atexit
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,25 +36,34 @@ class _Parameters:
 
 
 @dataclass(slots=True)
-class _Hook:
-    """The state of one model's hook.
+class ModelHook:
+    """Averages the buckets of one model.
 
     Attributes:
-        names: of the model's parameters, by identity; unique among the hooked models.
-        buckets: by index. DistributedDataParallel makes them again after the first backward pass.
+        queue: reduces them.
+        names: of the model's parameters, by identity; unique among the models of a queue.
     """
 
     queue: BucketQueue
-    names: dict[int, str]
-    buckets: dict[int, _Parameters] = field(default_factory=dict)
+    names: Mapping[int, str]
+    # By index. DistributedDataParallel makes its buckets again after the first backward pass.
+    _known: dict[int, _Parameters] = field(default_factory=dict)
 
-    def parameters_of(self, index: int, parameters: Sequence[Tensor]) -> _Parameters:
+    def average(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        """The future of the bucket's buffer, averaged over the ranks."""
+        parameters = self._parameters_of(bucket.index(), bucket.parameters())
+        return self.queue.average(bucket.buffer(), parameters.names, parameters.sizes)
+
+    def _parameters_of(self, index: int, parameters: Sequence[Tensor]) -> _Parameters:
         ids = tuple(map(id, parameters))
-        known = self.buckets.get(index)
+        known = self._known.get(index)
         if known is None or known.ids != ids:
             names = tuple(self.names[one] for one in ids)
             known = _Parameters(ids, names, tuple(one.numel() for one in parameters))
-            self.buckets[index] = known
+            self._known[index] = known
         return known
 
 
@@ -82,7 +91,7 @@ def ddp_hook(model: DistributedDataParallel) -> None:
         _queues.append(open_queue(start_settings()))
     number = next(one for one in itertools.count() if one not in set(_hooked.values()))
     names = {id(one): f"model {number}: {name}" for name, one in model.module.named_parameters()}
-    model.register_comm_hook(_Hook(_queues[0], names), _average)
+    model.register_comm_hook(ModelHook(_queues[0], names), _average)
     _hooked[model] = number
 
 
@@ -127,11 +136,8 @@ def _average(
     hook: Any,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
-    """DDP's communication hook."""
-    parameters = hook.parameters_of(bucket.index(), bucket.parameters())
-    result: torch.futures.Future[Tensor] = hook.queue.average(
-        bucket.buffer(), parameters.names, parameters.sizes
-    )
+    """DDP's communication hook: a function, since torch checks its annotations."""
+    result: torch.futures.Future[Tensor] = hook.average(bucket)
     return result
 
 

@@ -72,8 +72,7 @@ def _averaging(
 
     def average(shard: Tensor) -> None:
         with torch.no_grad():
-            reducer.all_reduce(communicator, shard, "sum", [name], [shard.numel()])
-            shard.div_(communicator.size)
+            reducer.all_reduce(communicator, shard, "average", [name], [shard.numel()])
 
     return average
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -29,18 +28,13 @@ class Bucket:
     @property
     def key(self) -> str:
         """Of its residual."""
-        return _key(self.depth, self.names, self.sizes)
+        return json.dumps([self.depth, self.names, self.sizes])
 
     @classmethod
     def of(cls, key: str) -> Bucket:
         """The bucket of a residual's key."""
         depth, names, sizes = json.loads(key)
         return cls(depth, tuple(names), tuple(sizes))
-
-
-@lru_cache(maxsize=4096)  # a bucket's key is asked for in each step
-def _key(depth: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> str:
-    return json.dumps([depth, names, sizes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +59,7 @@ class Unsent:
     def __init__(self, residuals: Residuals) -> None:
         self._residuals = residuals
         self._bucket_of: dict[str, Bucket] = {}
+        self._kept: set[Bucket] = set()  # all buckets in `_bucket_of`
         self._parts: dict[str, list[_Part]] = {}
 
     def prepare(self, bucket: Bucket, buffer: Tensor, *, keeps: bool) -> None:
@@ -74,12 +69,16 @@ class Unsent:
             buffer: float32, the bucket's tensors; changed in place.
             keeps: TopK follows: the bucket's own residual stays.
         """
+        # In almost every step the buckets are those of the step before.
+        if not self._parts and (bucket in self._kept if keeps else not self._bucket_of):
+            return
         for name in bucket.names:
             old = self._bucket_of.get(name)
             if old is not None and (old != bucket or not keeps):
                 self._dissolve(old)
         if keeps:
             self._bucket_of.update(dict.fromkeys(bucket.names, bucket))
+            self._kept.add(bucket)
         start = 0
         for name, size in zip(bucket.names, bucket.sizes, strict=True):
             for part in self._parts.pop(name, ()):
@@ -110,6 +109,7 @@ class Unsent:
         for key in state["residuals"]:
             bucket = Bucket.of(key)
             self._bucket_of.update(dict.fromkeys(bucket.names, bucket))
+        self._kept = set(self._bucket_of.values())
         self._parts = {
             name: [_Part(begin, values.clone()) for begin, values in parts]
             for name, parts in state["parts"].items()
@@ -117,6 +117,7 @@ class Unsent:
 
     def _dissolve(self, bucket: Bucket) -> None:
         """Divide the bucket's residual among its tensors."""
+        self._kept.discard(bucket)
         for name in bucket.names:
             self._bucket_of.pop(name, None)
         residual = self._residuals.pop(bucket.key)
