@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.train.figures import AUTO, DDP, FLOAT16, OFF, POWER_SGD, TOP_K, TWO_LEVEL
 from taco_train.cluster.ranks import Placement
 from taco_train.cluster.store import KeyValueStore
 from taco_train.collective.communicator import Communicator
@@ -24,9 +25,6 @@ from taco_train.lightcc.bucket_reducer import BucketReducer
 from taco_train.lightcc.ddp import ModelHook
 from taco_train.lightcc.settings import Settings
 
-OFF, DDP, POWER_SGD = "communication off", "gloo DDP", "PowerSGD rank 4"
-TWO_LEVEL, FLOAT16, TOP_K, AUTO = "2D", "2D + fp16", "2D + TopK", "auto"
-ARMS = (OFF, DDP, TWO_LEVEL, FLOAT16, TOP_K, AUTO, POWER_SGD)
 SETTINGS: Mapping[str, Settings] = {
     TWO_LEVEL: Settings(two_level=True),
     FLOAT16: Settings(two_level=True, compression="fp16"),

@@ -1,6 +1,6 @@
 """All-reduce of taco_train beside gloo: time on emulated hosts and links, and bytes per host.
 
-    python -m bench.train.collectives [--rounds N] [--links one-host,200mbit,1gbit]
+    python -m bench.train.collectives [--rounds 5] [--links one-host 200mbit 1gbit] [--save]
 
 Needs the rights for network namespaces (`taco_train emulate`). In every round the arms run one
 after another; a figure is the ratio of adjacent runs with its 95% confidence interval. Bytes are
@@ -8,29 +8,33 @@ those that a host's interface sends, from the kernel's counters.
 """
 
 import argparse
-import json
 import os
 import socket
-import subprocess
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench import record
 from bench.interval import ratio_interval
+from bench.train import emulated
+from taco_train.cluster.emulation.fabric import Fabric, parse_rate
 from taco_train.collective.communicator import Communicator
 from taco_train.collective.store import connect
 from taco_train.collective.wire import DENSE, FLOAT16, TopK
 
-LINKS = {
-    "one-host": ["--hosts", "1", "--ranks-per-host", "4"],
-    "one-host-2": ["--hosts", "1", "--ranks-per-host", "2"],
-    "200mbit": ["--hosts", "2", "--ranks-per-host", "2", "--rate", "200mbit"],
-    "1gbit": ["--hosts", "2", "--ranks-per-host", "2", "--rate", "1gbit"],
+# Hosts, ranks of each, rate.
+LINKS: Mapping[str, tuple[int, int, str | None]] = {
+    "one-host": (1, 4, None),
+    "one-host-2": (1, 2, None),
+    "200mbit": (2, 2, "200mbit"),
+    "1gbit": (2, 2, "1gbit"),
 }
 LARGE_BYTES = 33_554_432
 INSIDE_BYTES = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]
@@ -38,27 +42,25 @@ Arm = Callable[[Tensor], object]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of all arms (default 5)")
-    parser.add_argument(
-        "--links", default="one-host,200mbit,1gbit", help=f"some of {', '.join(LINKS)}"
-    )
-    arguments = parser.parse_args()
-    if "RANK" in os.environ:
-        measure(arguments.rounds, is_inside=arguments.links.startswith("one-host"))
+    args = _parse_args()
+    if emulated.is_rank():
+        measure(args.rounds, is_inside=args.links[0].startswith("one-host"))
         return
-    for link in arguments.links.split(","):
-        own = [sys.executable, "-m", "bench.train.collectives", "--rounds", str(arguments.rounds)]
-        emulate = [sys.executable, "-m", "taco_train.cli", "emulate", *LINKS[link], "--"]
-        result = subprocess.run(
-            [*emulate, *own, "--links", link], stdout=subprocess.PIPE, text=True, check=True
-        )
-        line = next(line for line in result.stdout.splitlines() if "{" in line)
-        show(link, json.loads(line[line.index("{") :]))
+    links = {}
+    for link in args.links:
+        hosts, ranks_per_host, rate = LINKS[link]
+        fabric = Fabric(hosts, None if rate is None else parse_rate(rate))
+        flags = ["--rounds", str(args.rounds), "--links", link]
+        found = emulated.run("bench.train.collectives", flags, fabric, ranks_per_host)
+        links[link] = [with_ratios(size) for size in found]
+        for size in links[link]:
+            show(link, size)
+    if args.save:
+        print(record.save("train_collectives", {"links": links}))
 
 
 def measure(rounds: int, *, is_inside: bool) -> None:
-    """Runs in every rank; rank 0 prints the times and bytes of all arms as JSON."""
+    """Runs in every rank; rank 0 reports the times and bytes of all arms."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface())
     placement, store = connect()
@@ -78,7 +80,7 @@ def measure(rounds: int, *, is_inside: bool) -> None:
     if is_inside:
         arms = {"gloo": arms["gloo"], "2D": arms["2D"]}
         sizes, repeats = INSIDE_BYTES, 100
-    found: list[dict[str, object]] = []
+    found: list[dict[str, Any]] = []
     for size in sizes:
         tensor = torch.randn(size // 4)
         times: dict[str, list[float]] = {name: [] for name in arms}
@@ -89,9 +91,9 @@ def measure(rounds: int, *, is_inside: bool) -> None:
                 if number:
                     times[name].append(seconds)
                     sent[name] = num_bytes
-        found.append({"bytes": size, "times": times, "sent": sent})
-    if placement.rank == 0:
-        print(json.dumps({"sizes": found}), flush=True)
+        found.append({"bytes": size, "seconds": times, "sent": sent})
+    emulated.Driver(placement.rank).report(found)
+    ranks.barrier()
     dist.destroy_process_group()
     ranks.close()
 
@@ -122,20 +124,42 @@ def sent_bytes() -> int:
     return sum(int(row[9]) for row in rows if row[0] != "lo")
 
 
-def show(link: str, found: dict[str, list[dict[str, dict[str, list[float]]]]]) -> None:
-    for size in found["sizes"]:
-        times, sent = size["times"], size["sent"]
-        print(f"{link}, {size['bytes']} bytes:")
-        for name, seconds in times.items():
-            speed = ratio_interval(times["gloo"], seconds)
-            line = (
-                f"  {name:<20} {1e3 * sorted(seconds)[len(seconds) // 2]:9.3f} ms, "
-                f"{speed.ratio:6.2f}x gloo's speed ({speed.low:.2f} to {speed.high:.2f})"
-            )
-            base = next((arm for arm in ("flat", "sockets") if sent.get(arm)), None)
-            if base is not None:
-                line += f", {sent[name]} bytes, 1/{sent[base] / sent[name]:.2f} of {base}"  # type: ignore[operator]
-            print(line, flush=True)
+def with_ratios(size: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds each arm's speed as a multiple of gloo's, with its interval, and its share of the bytes
+    that the `base` sends, where a host sends any.
+    """
+    speeds = {}
+    for name, seconds in size["seconds"].items():
+        found = ratio_interval(size["seconds"]["gloo"], seconds)
+        speeds[name] = [found.ratio, found.low, found.high]
+    sent = size["sent"]
+    base = next((arm for arm in ("flat", "sockets") if sent.get(arm)), None)
+    shares = {} if base is None else {name: one / sent[base] for name, one in sent.items()}
+    return {**size, "speed": speeds, "base": base, "share": shares}
+
+
+def show(link: str, size: Mapping[str, Any]) -> None:
+    print(f"{link}, {size['bytes']} bytes:")
+    for name, (ratio, low, high) in size["speed"].items():
+        milliseconds = 1e3 * statistics.median(size["seconds"][name])
+        line = f"  {name:<20} {milliseconds:9.3f} ms, "
+        line += f"{ratio:6.2f}x gloo's speed ({low:.2f}-{high:.2f})"
+        if name in size["share"]:
+            line += f", {size['sent'][name]} bytes, 1/{1 / size['share'][name]:.2f} "
+            line += f"of {size['base']}"
+        print(line, flush=True)
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of all arms (default 5)")
+    parser.add_argument(
+        "--links", nargs="+", choices=LINKS, default=["one-host", "200mbit", "1gbit"]
+    )
+    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    return parser.parse_args(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from bench import record
 from bench.interval import ratio_interval
 from bench.train import emulated
-from bench.train.arms import AUTO, DDP, OFF, POWER_SGD, TOP_K
+from bench.train.figures import AUTO, DDP, OFF, POWER_SGD, TOP_K
 from bench.train.search import FIRST_RATE, find_rate
 from bench.train.tasks import TASKS
 from bench.train.trainer import Trainer

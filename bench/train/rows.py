@@ -1,6 +1,6 @@
 """Gathers and scatters of taco_train beside gloo: time on emulated hosts, and bytes per host.
 
-    python -m bench.train.rows [--rounds N] [--links one-host,200mbit]
+    python -m bench.train.rows [--rounds 5] [--links one-host 200mbit] [--save]
 
 Needs the rights for network namespaces (`taco_train emulate`). `sockets` is the same collective
 without shared memory, each rank with each other. In every round the arms run one after another; a
@@ -8,17 +8,19 @@ figure is the ratio of adjacent runs with its 95% confidence interval.
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.train.collectives import LINKS, Arm, interface, show, timed
+from bench import record
+from bench.train import emulated
+from bench.train.collectives import LINKS, Arm, interface, show, timed, with_ratios
+from taco_train.cluster.emulation.fabric import Fabric, parse_rate
 from taco_train.collective.communicator import Communicator
 from taco_train.collective.levels import Levels
 from taco_train.collective.store import connect
@@ -27,26 +29,26 @@ SIZES = {"one-host": [(16 << 10, 50), (1 << 20, 10), (16 << 20, 1)], "200mbit": 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of all arms (default 5)")
-    parser.add_argument("--links", default="one-host,200mbit", help=f"some of {', '.join(SIZES)}")
-    arguments = parser.parse_args()
-    if "RANK" in os.environ:
-        measure(arguments.rounds, arguments.links)
+    args = _parse_args()
+    if emulated.is_rank():
+        measure(args.rounds, args.links[0])
         return
-    for link in arguments.links.split(","):
-        own = [sys.executable, "-m", "bench.train.rows", "--rounds", str(arguments.rounds)]
-        emulate = [sys.executable, "-m", "taco_train.cli", "emulate", *LINKS[link], "--"]
-        result = subprocess.run(
-            [*emulate, *own, "--links", link], stdout=subprocess.PIPE, text=True, check=True
-        )
-        line = next(line for line in result.stdout.splitlines() if "{" in line)
-        for name, found in json.loads(line[line.index("{") :]).items():
-            show(f"{link}, {name}", found)
+    links: dict[str, dict[str, list[Any]]] = {}
+    for link in args.links:
+        hosts, ranks_per_host, rate = LINKS[link]
+        fabric = Fabric(hosts, None if rate is None else parse_rate(rate))
+        flags = ["--rounds", str(args.rounds), "--links", link]
+        calls = emulated.run("bench.train.rows", flags, fabric, ranks_per_host)
+        links[link] = {name: list(map(with_ratios, found)) for name, found in calls.items()}
+        for name, found in links[link].items():
+            for size in found:
+                show(f"{link}, {name}", size)
+    if args.save:
+        print(record.save("train_rows", {"links": links}))
 
 
 def measure(rounds: int, link: str) -> None:
-    """Runs in every rank; rank 0 prints the times and bytes of all arms as JSON."""
+    """Runs in every rank; rank 0 reports the times and bytes of all arms."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface())
     placement, store = connect()
@@ -90,13 +92,23 @@ def measure(rounds: int, link: str) -> None:
                     if number:
                         times[name].append(seconds)
                         sent[name] = num_bytes
-            sizes.append({"bytes": size, "times": times, "sent": sent})
-        found[call.__name__] = {"sizes": sizes}
-    if placement.rank == 0:
-        print(json.dumps(found), flush=True)
+            sizes.append({"bytes": size, "seconds": times, "sent": sent})
+        found[call.__name__] = sizes
+    emulated.Driver(placement.rank).report(found)
+    ranks.barrier()
     dist.destroy_process_group()
     apart.close()
     ranks.close()
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of all arms (default 5)")
+    parser.add_argument("--links", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    return parser.parse_args(sys.argv[1:])
 
 
 if __name__ == "__main__":

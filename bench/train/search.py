@@ -2,8 +2,8 @@
 
 import statistics
 
-from bench.train.arms import DDP, OFF
 from bench.train.emulated import Driver
+from bench.train.figures import DDP, OFF
 from bench.train.trainer import Batch, Trainer
 
 FIRST_RATE, _LEAST_RATE, _LARGEST_RATE = 1e9, 5e6, 4e10  # bits a second

@@ -11,7 +11,6 @@ itself, which ranks that share the machine's cores do not.
 
 import argparse
 import csv
-import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,15 +19,11 @@ from typing import Any
 import torch
 
 from bench import record
-from bench.interval import ratio_interval
 from bench.train import emulated
-from bench.train.arms import ARMS, DDP, OFF
+from bench.train.figures import ARMS, COLUMNS, ONE_RANK, rows, summary
 from bench.train.tasks import TASKS
 from bench.train.trainer import Trainer
 from taco_train.cluster.emulation.fabric import Fabric, parse_rate
-
-_ONE = "one rank"
-_COLUMNS = ("configuration", "per CPU", "+-", "total", "of off", "of DDP", "of linear")
 
 
 def main() -> None:
@@ -46,25 +41,11 @@ def main() -> None:
     if args.csv:
         with args.csv.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(("model", *_COLUMNS))
+            writer.writerow(("model", *COLUMNS))
             for model, figures in models.items():
                 writer.writerows((model, *row) for row in rows(figures))
     if args.save:
         print(record.save("train_synthetic", {"models": models}))
-
-
-def rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """One row a configuration: see `_COLUMNS`; ratios with their interval."""
-    speeds = figures["speeds"]
-    alone = statistics.fmean(speeds[_ONE])
-    for arm, values in speeds.items():
-        size = 1 if arm == _ONE else figures["ranks"]
-        mean, spread = summary(values)
-        shares = [
-            "" if arm in (_ONE, other) else _interval(values, speeds[other]) for other in (OFF, DDP)
-        ]
-        cells = (f"{mean:.2f}", f"{spread:.2f}", f"{size * mean:.2f}", *shares)
-        yield (arm, *cells, f"{mean / alone:.2f}")
 
 
 def table(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -74,20 +55,8 @@ def table(figures: Mapping[str, Any]) -> Iterator[str]:
         f"{figures['size']}, {figures['ranks']} ranks on {figures['hosts']} hosts, "
         f"{figures['rate']} links"
     )
-    for row in (_COLUMNS, *rows(figures)):
+    for row in (COLUMNS, *rows(figures)):
         yield f"  {row[0]:<18}" + "".join(f"{cell:>18}" for cell in row[1:])
-
-
-def summary(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and 1.96 standard deviations, as Horovod's benchmark prints them."""
-    return statistics.fmean(values), 1.96 * statistics.pstdev(values)
-
-
-def _interval(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    if len(ours) < 2:
-        return f"{ours[0] / theirs[0]:.2f}"
-    found = ratio_interval(ours, theirs)
-    return f"{found.ratio:.2f} ({found.low:.2f}-{found.high:.2f})"
 
 
 def _measure(args: argparse.Namespace) -> None:
@@ -105,14 +74,14 @@ def _measure(args: argparse.Namespace) -> None:
     trainer.warm_up(args.arms, batch, args.num_warmup_batches)
     driver.show("Running benchmark...")
     samples = batch_size * args.num_batches_per_iter
-    speeds: dict[str, list[float]] = {arm: [] for arm in (_ONE, *args.arms)}
+    speeds: dict[str, list[float]] = {arm: [] for arm in (ONE_RANK, *args.arms)}
     for _ in range(args.num_iters):
-        speeds[_ONE].append(samples / trainer.timed_alone(batch, args.num_batches_per_iter))
+        speeds[ONE_RANK].append(samples / trainer.timed_alone(batch, args.num_batches_per_iter))
         for arm in args.arms:
             seconds = trainer.timed(arm, batch, args.num_batches_per_iter)
             speeds[arm].append(samples / seconds)
     for arm, values in speeds.items():
-        size = 1 if arm == _ONE else trainer.control.size
+        size = 1 if arm == ONE_RANK else trainer.control.size
         driver.show("\n".join(_lines(arm, values, size, task.unit)))
     driver.report(
         {

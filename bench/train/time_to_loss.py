@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bench import record
 from bench.train import emulated
-from bench.train.arms import POWER_SGD, TOP_K
+from bench.train.figures import POWER_SGD, TOP_K, seconds_to
 from bench.train.learning import MOMENTUM, batch, held_out_loss, learning_rate_share, started_model
 from bench.train.search import FIRST_RATE, find_rate
 from bench.train.trainer import Trainer
@@ -49,21 +49,6 @@ def main() -> None:
     figures = {one: vars(args)[one] for one in (*counts, "hosts", "ranks_per_host")}
     if args.save:
         print(record.save("train_time_to_loss", figures | {"links": links}))
-
-
-def seconds_to(loss: float, curve: Sequence[Sequence[float]]) -> float | None:
-    """When a curve of (seconds, loss) first reaches a loss, between its points by a straight line;
-    None if it does not.
-    """
-    before: Sequence[float] | None = None
-    for seconds, found in curve:
-        if found <= loss:
-            if before is None or before[1] == found:
-                return seconds
-            share = (before[1] - loss) / (before[1] - found)
-            return before[0] + share * (seconds - before[0])
-        before = (seconds, found)
-    return None
 
 
 def lines(link: Mapping[str, Any], loss: float) -> Iterator[str]:

@@ -8,7 +8,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.train.arms import DDP, SETTINGS, Arms
+from bench.train.arms import SETTINGS, Arms
+from bench.train.figures import DDP
 from taco_train.collective.communicator import Communicator
 from taco_train.collective.store import connect
 from taco_train.lightcc.settings import Settings
