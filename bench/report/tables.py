@@ -19,6 +19,7 @@ from bench.peers.comparison import Verdict, verdicts
 from bench.peers.workloads import Length, parse
 from bench.report.highlights import highlights_table
 from bench.report.speculation import speculation_table
+from bench.report.train import TABLES as TRAIN_TABLES
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -27,6 +28,7 @@ PAGES = {
     Path("docs/benchmarks.md"): ("parts", "peers"),
     Path("docs/cpu.md"): ("perplexity", "int8_choices"),
     Path("docs/speculation.md"): ("speculation",),
+    Path("docs/train/figures.md"): tuple(TRAIN_TABLES),
 }
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -167,6 +169,7 @@ def with_tables(text: str, results: Path) -> str:
         "perplexity": perplexity_table,
         "roofline": roofline_table,
         "speculation": speculation_table,
+        **TRAIN_TABLES,
     }
     return _TABLE.sub(
         lambda match: "\n".join((match[1], *makers[match[2]](results), "", match[3])), text

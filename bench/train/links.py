@@ -66,9 +66,10 @@ def _measure(args: argparse.Namespace) -> None:
     driver = emulated.Driver(trainer.placement.rank)
     batch = task.batch(args.batch_size, task.size)
     trainer.warm_up((OFF, POWER_SGD), batch, 1)
-    links = []
+    links: list[dict[str, Any]] = []
+    rate = FIRST_RATE
     for share in args.shares:
-        rate = find_rate(trainer, driver, batch, share)
+        rate = find_rate(trainer, driver, batch, share, rate)
         trainer.arms.restart(AUTO)  # the cost model measures this link
         trainer.warm_up(ARMS, batch, 1)
         seconds = trainer.rounds(ARMS, batch, num_rounds=args.rounds, num_batches=1)
@@ -89,7 +90,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--shares", nargs="+", type=float, default=[0.44, 0.21], metavar="SHARE")
     parser.add_argument("--model", choices=TASKS, default="resnet50", help="(default resnet50)")
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank (default 32)")
-    parser.add_argument("--rounds", type=int, default=5, help="of all configurations (default 5)")
+    parser.add_argument("--rounds", type=int, default=4, help="of all configurations (default 4)")
     parser.add_argument("--hosts", type=int, default=2, help="emulated hosts (default 2)")
     parser.add_argument("--ranks-per-host", type=int, default=2, help="(default 2)")
     parser.add_argument("--save", action="store_true", help="write bench/results/")

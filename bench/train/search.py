@@ -7,19 +7,24 @@ from bench.train.figures import DDP, OFF
 from bench.train.trainer import Batch, Trainer
 
 FIRST_RATE, _LEAST_RATE, _LARGEST_RATE = 1e9, 5e6, 4e10  # bits a second
-_NUM_TRIALS, _NUM_ROUNDS, _NEAR = 6, 3, 0.01  # a trial this near to the share is the last
+_NUM_TRIALS, _NUM_ROUNDS, _NEAR = 5, 2, 0.02  # a trial this near to the share is the last
 
 
-def find_rate(trainer: Trainer, driver: Driver, batch: Batch, share: float) -> float:
+def find_rate(
+    trainer: Trainer, driver: Driver, batch: Batch, share: float, first: float = FIRST_RATE
+) -> float:
     """Sets all links to the rate at which DDP has `share` of the speed without communication.
 
     What DDP's step takes longer is taken to be proportional to the time of a byte. All ranks call
     this together.
 
+    Args:
+        first: rate of the first trial, in bits a second.
+
     Returns:
         the rate, in bits a second.
     """
-    rate = best = FIRST_RATE
+    rate = best = first
     nearest = 1.0
     for _ in range(_NUM_TRIALS):
         driver.set_rate(rate)

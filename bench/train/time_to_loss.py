@@ -1,6 +1,6 @@
 """Time in which a transformer learns the demo model's data to a fixed loss, on slow links.
 
-    python -m bench.train.time_to_loss [--shares 0.44 0.21] [--loss 2.6] [--save]
+    python -m bench.train.time_to_loss [--shares 0.44 0.21] [--loss 2.7] [--save]
 
 For each share the run searches the rate of the links at which plain DDP has that share of the speed
 without communication. There TopK (1%, momentum correction) and torch's PowerSGD hook of rank 4
@@ -76,15 +76,16 @@ def _measure(args: argparse.Namespace) -> None:
     start = [one.detach().clone() for one in trainer.model.parameters()]
     rows = batch(0, trainer.placement.rank, trainer.control.size, args.rows)
     trainer.warm_up(ARMS, (rows[:, :-1], rows[:, 1:]), 2)
-    links = []
+    links: list[dict[str, Any]] = []
+    rate = FIRST_RATE
     for share in args.shares:
-        rate = find_rate(trainer, driver, (rows[:, :-1], rows[:, 1:]), share)
+        rate = find_rate(trainer, driver, (rows[:, :-1], rows[:, 1:]), share, rate)
         learners = {arm: _Learner(arm, trainer, start, args) for arm in ARMS}
         for begin in range(0, args.steps, args.block):
             for learner in learners.values():
                 learner.advance(begin)
-        link = {"share": share, "rate": rate}
-        link["curves"] = {arm: learner.curve for arm, learner in learners.items()}
+        curves = {arm: learner.curve for arm, learner in learners.items()}
+        link = {"share": share, "rate": rate, "curves": curves}
         links.append(link)
         driver.show("\n".join(lines(link, args.loss)))
     driver.report(links)
@@ -135,8 +136,8 @@ def _parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shares", nargs="+", type=float, default=[0.44, 0.21], metavar="SHARE")
-    parser.add_argument("--loss", type=float, default=2.6, help="nats a byte (default 2.6)")
-    parser.add_argument("--learning-rate", type=float, default=0.3, help="largest (default 0.3)")
+    parser.add_argument("--loss", type=float, default=2.7, help="nats a byte (default 2.7)")
+    parser.add_argument("--learning-rate", type=float, default=0.6, help="largest (default 0.6)")
     parser.add_argument("--steps", type=int, default=400, help="of each arm (default 400)")
     parser.add_argument("--block", type=int, default=20, help="steps in turn (default 20)")
     parser.add_argument("--width", type=int, default=64, help="of hidden states (default 64)")
