@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from taco_draft.ipex import import_ipex, optimize
+from taco_draft.quantization import as_for_worker, or_int8
 from taco_kernels.native.cores import available_cores
 from taco_proto.config import DrafterConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
@@ -17,6 +18,7 @@ from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.devices.byte_units import mebibytes
 from taco_worker.devices.transfers import Transfers
 from taco_worker.memory.kv_sizing import size_kv_cache
+from taco_worker.models.checkpoint import find_checkpoint
 from taco_worker.models.step_model import StepModel, describe
 
 logger = logging.getLogger("taco.draft-worker")
@@ -79,22 +81,24 @@ def _load(config: DrafterConfig) -> DraftModel:
 def _load_for_kernels(config: WorkerConfig, transfers: Transfers) -> StepModel:
     """Load the model for our CPU kernels, or for torch if they are missing.
 
-    The default is int8 with the kernels: a slightly worse draft costs less than a late one. Torch
-    has no int8.
+    The default of an unquantized checkpoint is int8 with the kernels: a slightly worse draft costs
+    less than a late one. Torch has no int8.
     """
     kernels = start_cpu_kernels(config.num_threads)
     # Torch's threads would compete with those of the kernels.
     torch.set_num_threads(1 if kernels else available_cores().num_threads(config.num_threads))
-    default = "int8" if kernels else None
-    return load_step_model(_quantized(config, default), kernels, transfers)[1]
+    wanted = as_for_worker(config.model)
+    if kernels:
+        wanted = or_int8(config.model, find_checkpoint(wanted))
+    return load_step_model(replace(config, model=wanted), kernels, transfers)[1]
 
 
 def _load_for_ipex(config: WorkerConfig, transfers: Transfers) -> StepModel:
     ipex = import_ipex()
     torch.set_num_threads(available_cores().num_threads(config.num_threads))
-    quantization = _quantized(config, None).model.quantization
+    quantization = as_for_worker(config.model).quantization
     if quantization not in (None, "int8"):
-        raise ValueError(f"unknown quantization {quantization!r}; known: int8, none")
+        raise ValueError(f"draft_backend ipex has no quantization {quantization!r}, only int8")
     unquantized = replace(config, model=replace(config.model, quantization=None))
     _, model = load_step_model(unquantized, None, transfers)
     assert isinstance(model, TorchModel)
@@ -102,10 +106,3 @@ def _load_for_ipex(config: WorkerConfig, transfers: Transfers) -> StepModel:
     dtype = torch.int8 if quantization else model.network.dtype
     model.description = describe("ipex", torch.get_num_threads(), dtype)
     return model
-
-
-def _quantized(config: WorkerConfig, default: str | None) -> WorkerConfig:
-    """The configuration with its quantization, or the default, as a worker expects it."""
-    quantization = config.model.quantization or default
-    wanted = None if quantization == "none" else quantization
-    return replace(config, model=replace(config.model, quantization=wanted))

@@ -38,7 +38,7 @@ class DraftWorkerArgs:
     quantization: str | None = flag(
         "Quantization of the weights: int8 stores them in 8 bits with one scale per output and "
         "halves the cost of a draft token; none keeps the checkpoint's format. Default: int8 with "
-        "--draft-backend kernels, else none.",
+        "--draft-backend kernels if the checkpoint is not quantized, else none.",
         _DRAFTER,
         default=None,
         choices=(*quantization_names(), "none"),

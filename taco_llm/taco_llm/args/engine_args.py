@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from taco_llm.args.compatibility import takes_compatibility_arguments
@@ -15,6 +16,7 @@ from taco_llm.args.speculation_args import SpeculationArgs
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.devices.gpu_presence import runs_on_cpu
+from taco_worker.models.converted.header import is_converted
 from taco_worker.quant.registry import quantization_names
 
 _MODEL = (GATEWAY, WORKER)
@@ -431,7 +433,8 @@ class EngineArgs(DeviceArgs):
             model=ModelConfig(
                 model=model,
                 download_dir=self.download_dir,
-                load_format="auto",
+                # Only the weights of a converted directory need another format than auto.
+                load_format="sharded_state" if is_converted(Path(model)) else "auto",
                 quantization=self.speculative_model_quantization,
                 seed=self.seed,
             ),

@@ -65,7 +65,8 @@ class SpeculationArgs(SchedulerArgs):
     )
     speculative_model_quantization: str | None = flag(
         "Quantization of the draft model's weights: int8 halves the cost of a draft token, none "
-        "keeps the checkpoint's format. Default: int8 with --draft-backend kernels, else none.",
+        "keeps the checkpoint's format. Default: int8 with --draft-backend kernels if the "
+        "checkpoint is not quantized, else none.",
         (DRAFTER,),
         default=None,
         choices=(*quantization_names(), "none"),

@@ -1,5 +1,6 @@
 """Checks of the model before `taco_llm serve` starts any process."""
 
+from taco_draft.quantization import as_for_worker
 from taco_gateway.text.tokenizer.checks import check_tokenizer_files
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.replica_args import ReplicaArgs
@@ -35,5 +36,5 @@ def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig
         check_memory(worker, model, replicas.data_parallel_size)
     drafter = engine.drafter_config()
     if drafter is not None:
-        check_model(drafter.model, has_weights=not replicas.on_ray)
+        check_model(as_for_worker(drafter.model), has_weights=not replicas.on_ray)
     return model

@@ -32,7 +32,8 @@ def draft_worker_command(engine: EngineArgs, scheduler: str, name: str) -> list[
     Raises:
         ConfigurationError: the draft model cannot be found.
     """
-    if engine.draft_model() is None:
+    config = engine.drafter_config()
+    if config is None:
         return None
     assert engine.speculative_model is not None
     drafter = DraftWorkerArgs(
@@ -40,6 +41,7 @@ def draft_worker_command(engine: EngineArgs, scheduler: str, name: str) -> list[
         quantization=engine.speculative_model_quantization,
         draft_backend=engine.draft_backend,
         download_dir=engine.download_dir,
+        load_format=config.model.load_format,
         num_threads=engine.num_threads,
         max_num_seqs=engine.max_num_seqs,
     )
