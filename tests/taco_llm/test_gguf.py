@@ -93,6 +93,11 @@ def test_one_line_before_anything_starts(tmp_path: Path) -> None:
     file.write_bytes(content.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
     with pytest.raises(ConfigurationError, match=r"missing tensors: model\.layers\.1\.mlp\.up"):
         LLM(str(file), **_ENGINE)
-    with pytest.raises(ConfigurationError, match=r"needs a checkpoint that is quantized so"):
+    file.write_bytes(content)
+    with pytest.raises(
+        ConfigurationError, match=r"are in model\.gguf: it needs --load-format gguf"
+    ):
+        LLM(str(file), load_format="safetensors", **_ENGINE)
+    with pytest.raises(ConfigurationError, match=r"quantized so, and this one is no \.gguf file"):
         LLM(str(source), quantization="gguf", **_ENGINE)
     assert json.loads((source / "config.json").read_text())["hidden_size"] == 256

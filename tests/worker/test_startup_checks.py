@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 
+from support.architectures.variants import VARIANTS
 from support.checkpoints import make_checkpoint
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
@@ -74,6 +75,13 @@ def test_bad_json(checkpoint: Path) -> None:
 def test_a_quantized_checkpoint(checkpoint: Path) -> None:
     rewrite_config(checkpoint, quantization_config={"quant_method": "none-such"})
     assert "quantized (none-such), which is not supported" in refusal(checkpoint)
+
+
+def test_int8_experts_need_experts(checkpoint: Path, tmp_path: Path) -> None:
+    message = refusal(checkpoint, quantization="experts_int8")
+    assert "'experts_int8' changes nothing: it needs a model with experts" in message
+    mixture = VARIANTS["mixtral-8x7b-like"].make(tmp_path / "mixture")
+    assert check_model(ModelConfig(model=str(mixture), quantization="experts_int8")).has_codes
 
 
 def test_missing_weights(checkpoint: Path) -> None:

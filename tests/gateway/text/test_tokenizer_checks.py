@@ -47,6 +47,9 @@ def test_settings_without_a_vocabulary(directory: Path, check: object) -> None:
     with pytest.raises(ConfigurationError, match=r"there is no tokenizer in .*--skip-tokenizer-"):
         check(config)  # type: ignore[operator]
     both_checks(directory, skip_tokenizer_init=True)
+    (directory / "small-Q8_0.gguf").touch()  # as in the directory that is made of such a file
+    with pytest.raises(ConfigurationError, match=r"no tokenizer in small-Q8_0\.gguf: name one"):
+        check(config)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {"vocab": {}}}', "[" * 100_000])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taco_proto.config import ModelConfig as WantedModel
+from taco_worker.models.code_segments import code_segments
 from taco_worker.models.config import ModelConfig, load_hf_config
 from taco_worker.models.hub import resolve_model
 from taco_worker.models.load_format import load_format_of, tensorizer_file_of
@@ -61,4 +62,10 @@ def read_checkpoint(wanted: WantedModel, directory: Path) -> Checkpoint:
         load_format=load_format,
         tensorizer_file=tensorizer_file,
     )
+    online = config.online_quantization
+    if online is not None and not code_segments(config.plan, None, online):
+        raise ValueError(
+            f"quantization {online.method!r} changes nothing: it needs a model with experts; int8, "
+            "fp8 and bitsandbytes quantize any model"
+        )
     return Checkpoint(directory, config, load_format, tensorizer_file)

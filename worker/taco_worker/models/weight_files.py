@@ -87,6 +87,10 @@ def find_weight_files(
             f"the weights in {model_dir} are converted: they need --load-format sharded_state, "
             f"not {load_format}"
         )
+    if load_format != "gguf" and (files := sorted(model_dir.glob("*.gguf"))):
+        raise ValueError(
+            f"the weights are in {files[0].name}: it needs --load-format gguf, not {load_format}"
+        )
     looked_for = bases[load_format] or ["*.gguf"]
     raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(looked_for)}")
 

@@ -73,9 +73,10 @@ def read_quantization(
         raise ValueError(f"unknown quantization {wanted!r}; known: {known}")
     if not config:
         if wanted is not None and wanted not in {*_ONLINE_METHODS, *_STORED_AS}:
+            lacks = "is no .gguf file" if wanted == "gguf" else "has no quantization_config"
             raise ValueError(
                 f"quantization {wanted!r} needs a checkpoint that is quantized so, and this one "
-                "has no quantization_config"
+                f"{lacks}"
             )
         return None
     method = config.get("quant_method", "unknown")

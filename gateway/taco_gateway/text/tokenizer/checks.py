@@ -57,7 +57,10 @@ def require_vocabulary(directory: Path) -> None:
         return
     settings = _object(directory / "tokenizer_config.json")
     if settings.get("tokenizer_class") not in _WITHOUT_VOCABULARY:
-        raise ConfigurationError(f"there is no tokenizer in {directory}: {_ADVICE}")
+        # The directory that is made of a .gguf file is in a cache, which the user does not know.
+        files = sorted(directory.glob("*.gguf"))
+        place = files[0].name if files else directory
+        raise ConfigurationError(f"there is no tokenizer in {place}: {_ADVICE}")
 
 
 def check_tokenizer(tokenizer: _Encoder, directory: Path, vocab_size: int | None) -> None:

@@ -172,7 +172,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
 def test_contradictions_are_one_error(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model")
     out = convert(path, tmp_path / "out", dtype="float32")
-    with pytest.raises(ValueError, match="with no quantization, so 'int8' does not apply"):
+    with pytest.raises(ValueError, match="without --quantization, so 'int8' does not apply"):
         logits(out, load_format="sharded_state", quantization="int8")
     with pytest.raises(ValueError, match="for the dtype float32, not bfloat16"):
         logits(out, load_format="sharded_state", dtype="bfloat16")

@@ -83,10 +83,10 @@ class PackedHeader:
         """
         found = "the weights were converted"
         if quantization not in (None, self.quantization):
-            own = repr(self.quantization) if self.quantization else "no quantization"
+            own = f"with {self.quantization!r}" if self.quantization else "without --quantization"
             raise ValueError(
-                f"the model directory is converted and needs no --quantization: {found} with "
-                f"{own}, so {quantization!r} does not apply"
+                f"the model directory is converted and needs no --quantization: {found} {own}, so "
+                f"{quantization!r} does not apply"
             )
         if quantized_activations not in ("auto", self.quantized_activations):
             raise ValueError(
