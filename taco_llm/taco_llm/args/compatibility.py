@@ -125,6 +125,9 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "disable_log_requests": _ignored(
         "Prompts are logged only with --enable-log-requests.", is_switch=True
     ),
+    "calculate_kv_scales": _ignored(
+        "An fp8 KV cache without stored scales has one for each token and head.", is_switch=True
+    ),
     "trust_remote_code": _ignored(_REMOTE_CODE, is_switch=True),
     "code_revision": _ignored(_REMOTE_CODE),
     "guided_decoding_backend": _ignored(

@@ -76,6 +76,7 @@ IGNORED: dict[str, Any] = {
     "tokenizer_pool_extra_config": {"a": 1},
     "max_context_len_to_capture": 100,
     "disable_log_requests": True,
+    "calculate_kv_scales": True,
     "trust_remote_code": True,
     "code_revision": "main",
     "guided_decoding_backend": "lm-format-enforcer",
