@@ -169,6 +169,18 @@ def test_wrong_headers_are_named_before_loading(
         load_weights(Sink(config, True), path, config)
 
 
+def test_a_name_of_several_lines_is_one_line(checkpoint: tuple[Path, ModelConfig]) -> None:
+    path, config = checkpoint
+    _change(path, "model.layers.1.self_attn.q_proj.a\n\x1b[2J" + "x" * 1000, torch.ones(1))
+    for read in (
+        lambda: check_weight_files(path, config, "auto"),
+        lambda: load_weights(Sink(config, True), path, config),
+    ):
+        with pytest.raises(ValueError, match=r"\A[ -~]*q_proj\.a\\n\\x1b\[2Jx+…\Z") as error:
+            read()
+        assert len(str(error.value)) < 1000
+
+
 def test_a_tensor_in_two_files_is_one_error(checkpoint: tuple[Path, ModelConfig]) -> None:
     """With an index that names one of them."""
     path, config = checkpoint

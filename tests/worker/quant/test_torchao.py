@@ -350,6 +350,22 @@ def test_metadata_that_is_no_json_is_one_error(tmp_path: Path) -> None:
         read({}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"_type": "Tensor", "_type": "Int8Tensor"}', "the key '_type' occurs twice"),
+        ('{"_type": NaN}', "is a torchao nan, which is not supported"),
+        ("[" * 100_000, "it is not valid JSON"),
+        ('{"_type": "Int8Tensor", "_data": {"a\\nb": 1, "a\\nb": 1}}', "the key 'a"),
+    ],
+)
+def test_hostile_metadata_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    metadata = {f"{MODULE}.weight": text, "tensor_names": "[]"}
+    save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors", metadata)
+    with pytest.raises(ValueError, match=rf"\A[^\n]*up_proj\.weight[^\n]*{message}[^\n]*\Z"):
+        read({}, tmp_path)
+
+
 def test_files_without_metadata_are_one_error(tmp_path: Path) -> None:
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"lack the metadata of torchao \(tensor_names\)"):
