@@ -40,7 +40,7 @@ def join(parts: Sequence[GroupCodes]) -> GroupCodes:
     minima = [part.minima for part in parts if part.minima is not None]
     return replace(
         first,
-        codes=torch.cat([part.codes for part in parts]),
+        codes=torch.cat([part.code_bytes() for part in parts]),
         scales=torch.cat([part.scales for part in parts]),
         zeros=torch.cat(zeros) if zeros else None,
         minima=torch.cat(minima) if minima else None,
@@ -56,7 +56,7 @@ def pack(codes: GroupCodes, device: torch.device | None = None) -> PackedCodes:
     num_tiles = -(-columns.count // columns.tile)
     num_tiles += num_tiles % 2 if is_4_bit(codes.kind) else 0
     num_columns = num_tiles * columns.tile
-    numbers, order = codes.codes.view(torch.uint8), columns.order
+    numbers, order = codes.code_bytes().view(torch.uint8), columns.order
     if order is not None:
         order = F.pad(order, (0, num_columns - columns.count), value=-1)
         numbers = numbers[:, order.clamp(min=0)]

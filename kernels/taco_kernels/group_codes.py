@@ -9,6 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from taco_kernels.bit_stream import unpack
+
+CODES_PER_WORD = 8
+
 CodeKind = Literal["int4", "int8", "e4m3", "table16"]
 
 
@@ -65,7 +69,8 @@ class GroupCodes:
         kind: what `number` is: of "int4", codes from 0 to 15; of "int8", from -128 to 127; of
             "e4m3", the 8-bit float (OCP FP8, no infinities) with these bits; of "table16", an
             entry of `table`.
-        codes: uint8 [n, k], one code a byte; int8 for "int8".
+        codes: uint8 [n, k], one code a byte; int8 for "int8". Codes of 4 bits may be int32
+            [n, k / 8], eight a word, the first in the lowest bits: views of tensors in files.
         group: columns of a group; the last one of a row may have fewer.
         scales: float32 [n, ceil(k / group)].
         zeros: int16 [n, ceil(k / group)], or None.
@@ -87,11 +92,13 @@ class GroupCodes:
 
     def __post_init__(self) -> None:
         """Raises ValueError for arrays of other shapes or dtypes."""
-        n, k = self.codes.shape
+        n, k = self.shape
         grouped = (n, -(-k // self.group))
         wanted = torch.int8 if self.kind == "int8" else torch.uint8
+        if self.is_in_words:
+            wanted = torch.int32 if self.kind in ("int4", "table16") else wanted
         arrays = (
-            ("codes", self.codes, wanted, (n, k)),
+            ("codes", self.codes, wanted, tuple(self.codes.shape)),
             ("scales", self.scales, torch.float32, grouped),
             ("zeros", self.zeros, torch.int16, grouped),
             ("minima", self.minima, torch.float32, grouped),
@@ -110,8 +117,17 @@ class GroupCodes:
 
     @property
     def shape(self) -> tuple[int, int]:
-        n, k = self.codes.shape
-        return n, k
+        n, columns = self.codes.shape
+        return n, columns * (CODES_PER_WORD if self.is_in_words else 1)
+
+    @property
+    def is_in_words(self) -> bool:
+        """Whether `codes` has eight codes in each item."""
+        return self.codes.dtype == torch.int32
+
+    def code_bytes(self) -> Tensor:
+        """uint8 or int8 [n, k], one code a byte."""
+        return unpack(self.codes, 4) if self.is_in_words else self.codes
 
     def values(self) -> Tensor:
         """float32 [n, k]."""
@@ -135,12 +151,12 @@ class GroupCodes:
 
     def _numbers(self) -> Tensor:
         if self.table is not None:
-            return self.table[self.codes.int()]
+            return self.table[self.code_bytes().int()]
         if self.kind == "e4m3":
             return self.codes.view(torch.float8_e4m3fn).float()
-        return self.codes.float()
+        return self.code_bytes().float()
 
     def _groups(self) -> Tensor:
         if self.group_of_column is not None:
             return self.group_of_column
-        return torch.arange(self.codes.shape[1]) // self.group
+        return torch.arange(self.shape[1]) // self.group

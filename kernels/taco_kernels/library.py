@@ -29,7 +29,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_pool_int8_operand_bytes": (c_int64, [c_void_p]),
     "taco_pool_operand_tile_rows": (c_int64, [c_void_p]),
     "taco_pack": (None, [c_void_p, c_void_p]),
-    "taco_pack_codes": (None, [c_void_p, c_void_p]),
+    "taco_pack_codes": (None, [c_void_p, c_void_p, c_void_p]),
     "taco_read_rows": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
     "taco_encode_rows": (
         None,
@@ -75,6 +75,8 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
         [c_void_p, c_char_p, c_char_p, c_int64, c_char_p, c_char_p, c_int64, c_void_p],
     ),
     "taco_end_decode": (None, [c_void_p, c_void_p]),
+    "taco_transpose_nibbles": (None, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "taco_has_e4m3_nans": (c_bool, [c_void_p, c_int64]),
     "taco_draft_selector_create": (c_void_p, [c_void_p, c_int32, c_int32]),
     "taco_draft_selector_destroy": (None, [c_void_p]),
     "taco_draft_selector_start": (None, [c_void_p, c_void_p, c_int64]),
@@ -174,13 +176,23 @@ def keep_gil(lib: ctypes.CDLL) -> ctypes.PyDLL:
 
 
 @cache
-def library_keeping_gil() -> ctypes.PyDLL:
-    """The library for calls of a few microseconds that need no thread pool; keeps the GIL.
+def library() -> ctypes.CDLL:
+    """The library for calls that need no thread pool.
 
     Raises:
         KernelLibraryError: as load_library.
     """
-    return keep_gil(load_library())
+    return load_library()
+
+
+@cache
+def library_keeping_gil() -> ctypes.PyDLL:
+    """`library` for calls of a few microseconds; keeps the GIL.
+
+    Raises:
+        KernelLibraryError: as load_library.
+    """
+    return keep_gil(library())
 
 
 def _declare(lib: ctypes.CDLL) -> None:

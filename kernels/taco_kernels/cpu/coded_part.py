@@ -12,9 +12,10 @@ from torch import Tensor
 from taco_kernels.code_layout import CodeLayout, RowSegment, ScaleType, StepType, takes_int8
 from taco_kernels.cpu.column_order import ColumnOrder, check_order
 from taco_kernels.cpu.packed_matrix import DTYPES, PANEL
-from taco_kernels.cpu.structs import CodePacking, CodePart
+from taco_kernels.cpu.structs import CodePacking, CodePart, CodeWords
 from taco_kernels.group_codes import GroupCodes
 from taco_kernels.library import CpuKernels
+from taco_kernels.native.stored_codes import has_e4m3_nans
 
 _KINDS = {"int4": 1, "table16": 1, "int8": 2, "e4m3": 3}
 _SCALE_TYPES = {"F32": 0, "BF16": 1, "F16": 2, "F8_E8M0": 3}
@@ -111,7 +112,7 @@ class CodedPart:
         if codes.group_of_column is not None and self._operands != torch.int8:
             self._share("groups", codes.group_of_column)
         self._is_empty = False
-        packed = codes.codes.contiguous()
+        octets = None if codes.is_in_words else codes.codes.contiguous()
         if self._operands == torch.int8 and codes.zeros is not None:
             _check_int8_zeros(codes.zeros)
         scales, offsets, steps, offset_steps = _stored_scales(codes, self.stored)
@@ -119,16 +120,19 @@ class CodedPart:
             self.struct,
             DTYPES[self._operands],
             first,
-            packed.shape[0],
-            packed.data_ptr(),
-            packed.stride(0),
+            codes.shape[0],
+            _address(octets),
+            0 if octets is None else octets.stride(0),
             None if self._order is None else self._order.struct.columns,
             _address(scales),
             _address(offsets),
             _address(steps),
             _address(offset_steps),
         )
-        kernels.lib.taco_pack_codes(kernels.pool, ctypes.byref(packing))
+        words = CodeWords(codes.codes.data_ptr(), *codes.codes.stride())
+        kernels.lib.taco_pack_codes(
+            kernels.pool, ctypes.byref(packing), ctypes.byref(words) if octets is None else None
+        )
 
     @property
     def column_arrays(self) -> dict[str, Tensor]:
@@ -325,7 +329,7 @@ def check_operands(layout: CodeLayout | None, operands: torch.dtype, k: int) -> 
 
 
 def _check_e4m3(codes: GroupCodes) -> None:
-    if bool(((codes.codes & 0x7F) == 0x7F).any()):
+    if has_e4m3_nans(codes.codes):
         raise ValueError("a code is no number")
     if codes.scales.numel() and float(codes.scales.abs().max()) > _MAX_E4M3_SCALE:
         raise ValueError(

@@ -59,6 +59,14 @@ class CodePacking(Structure):
     )
 
 
+class CodeWords(Structure):
+    _fields_ = (
+        ("words", c_void_p),
+        ("row_stride", c_int64),
+        ("column_stride", c_int64),
+    )
+
+
 class Packing(Structure):
     _fields_ = (
         ("source_type", c_int32),

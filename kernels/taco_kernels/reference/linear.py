@@ -75,7 +75,7 @@ def coded_linear(
     """
     n, k = codes.shape
     groups = torch.arange(k) // codes.group
-    numbers = codes.codes.double()
+    numbers = codes.code_bytes().double()
     if codes.zeros is not None:
         numbers = numbers - codes.zeros[:, groups].double()
     sums = torch.zeros(low.shape[0], n)

@@ -11,11 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from support.code_words import in_words
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from support.group_codes import random_codes, random_step_codes
 from taco_kernels.code_layout import CodeLayout, RowSegment, ScaleType, StepType, coded_bytes
 from taco_kernels.cpu.coded_matrix import CodedMatrix
 from taco_kernels.cpu.coded_part import layout_of
+from taco_kernels.cpu.column_order import order_of
 from taco_kernels.cpu.matmul import EncodedRows, multiply, multiply_argmax
 from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix
 from taco_kernels.group_codes import CodeKind, GroupCodes
@@ -313,3 +315,54 @@ def test_rejects_codes_that_do_not_fit(cpu_kernels: CpuKernels) -> None:
     other = replace(columns, group_of_column=columns.group_of_column.flip(0))
     with pytest.raises(ValueError, match="unlike groups"):
         matrix.pack_codes(cpu_kernels, other)
+
+
+def packed_bytes_of(
+    kernels: CpuKernels, codes: GroupCodes, operands: torch.dtype, parts: list[int]
+) -> Tensor:
+    """The memory of a matrix that is packed in these parts of its rows."""
+    n, k = codes.shape
+    segments = [RowSegment(n, layout_of(codes))]
+    memory = torch.zeros(coded_bytes(n, k, segments, False), dtype=torch.uint8)
+    order = order_of([codes]) if operands == torch.int8 else None
+    matrix = CodedMatrix(n, k, segments, operands=operands, order=order, memory=memory)
+    start = 0
+    for count in parts:
+        rows = codes.map_rows(itemgetter(slice(start, start + count)))
+        matrix.pack_codes(kernels, rows, start)
+        start += count
+    return memory
+
+
+@pytest.mark.parametrize("isa", [*NATIVE, *EMULATED])
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    n=st.integers(1, 70),
+    words=st.integers(1, 40),
+    kind=st.sampled_from(("int4", "table16")),
+    group=st.sampled_from([32, 64, 128, 256, 19]),
+    takes_int8=st.booleans(),
+    has_column_groups=st.booleans(),
+    by_row=st.booleans(),
+    cut=st.integers(0, 70),
+)
+def test_words_of_eight_codes_pack_as_bytes_do(
+    isa: str,
+    n: int,
+    words: int,
+    kind: CodeKind,
+    group: int,
+    takes_int8: bool,
+    has_column_groups: bool,
+    by_row: bool,
+    cut: int,
+) -> None:
+    kernels, k = kernels_of(isa, 2), 8 * words
+    takes_int8 = takes_int8 and kind == "int4" and group % 64 == 0
+    offset = "zeros" if kind == "int4" else "none"
+    codes = random_codes(n, k, kind, group, offset=offset, has_column_groups=has_column_groups)
+    parts = [min(cut, n), n - min(cut, n)] if 0 < cut < n else [n]
+    operands = torch.int8 if takes_int8 else torch.bfloat16
+    wanted = packed_bytes_of(kernels, codes, operands, parts)
+    found = packed_bytes_of(kernels, in_words(codes, by_row=by_row), operands, parts)
+    assert torch.equal(found, wanted)

@@ -26,7 +26,8 @@ def python_layout(struct: type[ctypes.Structure]) -> list[int]:
 
 def test_both_sides_agree_on_every_field(tmp_path: Path) -> None:
     expected = python_structs()
-    headers = ["dispatch/kernel_table.h", "sampling/penalize.h", "cstddef", "cstdio"]
+    headers = ["dispatch/kernel_table.h", "matmul/codes/code_packer.h", "sampling/penalize.h"]
+    headers += ["cstddef", "cstdio"]
     lines = [*(f"#include <{header}>" for header in headers), "int main() {"]
     for name, struct in expected.items():
         numbers = [f"sizeof({name})", *(f"offsetof({name}, {f[0]})" for f in struct._fields_)]

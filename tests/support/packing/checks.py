@@ -43,5 +43,5 @@ def assert_exact(matrix: WeightFormat, stored: Mapping[str, Tensor], values: Ten
     assert layout.has_zeros == (codes.zeros is not None)
     assert layout.has_minima == (codes.minima is not None)
     assert layout.has_column_groups == (codes.group_of_column is not None)
-    for array in (codes.codes, codes.scales, codes.zeros, codes.minima):
+    for array in (codes.code_bytes(), codes.scales, codes.zeros, codes.minima):
         assert array is None or array.is_contiguous()

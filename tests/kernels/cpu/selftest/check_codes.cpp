@@ -117,7 +117,7 @@ public:
                           : wanted.offset == GroupOffset::minimum
                               ? static_cast<void*>(minima.data())
                               : nullptr;
-        taco_pack_codes(pool, &packing);
+        taco_pack_codes(pool, &packing, nullptr);
     }
     Codes(const Codes&) = delete;
     Codes& operator=(const Codes&) = delete;

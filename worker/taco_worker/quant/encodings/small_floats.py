@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from taco_kernels.native.stored_codes import has_e4m3_nans
+
 _POSITIVE_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_POSITIVE_E2M1, *(-number for number in _POSITIVE_E2M1))
 """The 4-bit floats, by their codes."""
@@ -69,7 +71,7 @@ def e4m3_codes(name: str, floats: Tensor) -> Tensor:
         ValueError: a float is NaN (0x7f or 0xff).
     """
     codes = floats.view(torch.uint8)
-    if bool(((codes & 0x7F) == 0x7F).any()):
+    if has_e4m3_nans(codes):
         raise ValueError(f"{name} has NaNs")
     return codes
 

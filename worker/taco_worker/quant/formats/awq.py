@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from taco_kernels.group_codes import GroupCodes
 
 _WEIGHT, _SCALES, _ZEROS, _SCALED_ZEROS = ".qweight", ".scales", ".qzeros", ".scaled_zeros"
+_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight, in the order of a word of "gemm"
 _FLOATS = ("F16", "BF16", "F32")
 _VERSIONS = ("gemm", "gemv", "gemv_fast", "marlin", "exllama", "ipex", "llm-awq")
 
@@ -140,10 +141,12 @@ class GemmMatrix:
         return self.codes(tensors).values()
 
     def codes(self, tensors: Mapping[str, Tensor]) -> GroupCodes:
+        from taco_kernels.native.stored_codes import transpose_nibbles
         from taco_worker.quant.integers.codes import integer_codes
 
+        words = tensors[_WEIGHT]
         return integer_codes(
-            self._columns(tensors[_WEIGHT]),
+            self._columns(words) if self.k % 8 else transpose_nibbles(words, _ROWS),
             self._columns(tensors[_ZEROS]),
             tensors[_SCALES].T,
             bits=4,
@@ -153,7 +156,7 @@ class GemmMatrix:
     @staticmethod
     def _columns(words: Tensor) -> Tensor:
         """The codes [n, r] of words [r, n / 8]: each holds the even columns, then the odd ones."""
-        from taco_worker.quant.integers.bit_stream import unpack
+        from taco_kernels.bit_stream import unpack
 
         codes = unpack(words, 4).unflatten(1, (-1, 2, 4))
         return codes.permute(1, 3, 2, 0).reshape(-1, words.shape[0])
@@ -189,12 +192,12 @@ class GemvMatrix:
         return self.codes(tensors).values()
 
     def codes(self, tensors: Mapping[str, Tensor]) -> GroupCodes:
-        from taco_worker.quant.integers.bit_stream import unpack
+        from taco_kernels.bit_stream import unpack
         from taco_worker.quant.integers.codes import integer_codes
 
         groups = self.k // self.group
         return integer_codes(
-            unpack(tensors[_WEIGHT], 4),
+            tensors[_WEIGHT],
             unpack(tensors[_ZEROS], 4)[:, :groups],
             tensors[_SCALES][:, :groups],
             bits=4,
@@ -237,8 +240,8 @@ class FastGemvMatrix:
         return self.codes(tensors).values()
 
     def codes(self, tensors: Mapping[str, Tensor]) -> GroupCodes:
+        from taco_kernels.bit_stream import unpack
         from taco_kernels.group_codes import GroupCodes
-        from taco_worker.quant.integers.bit_stream import unpack
         from taco_worker.quant.integers.codes import finite
 
         groups = self.k // self.group

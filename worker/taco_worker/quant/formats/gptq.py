@@ -150,11 +150,13 @@ class GptqMatrix:
         return self.codes(tensors).values()
 
     def codes(self, tensors: Mapping[str, Tensor]) -> GroupCodes:
-        from taco_worker.quant.integers.bit_stream import unpack
+        from taco_kernels.bit_stream import unpack
         from taco_worker.quant.integers.codes import integer_codes
 
+        words = tensors[_WEIGHT].T
         return integer_codes(
-            unpack(tensors[_WEIGHT].T, self.bits),
+            # Products pack words of eight codes as they are.
+            words if self.bits == 4 else unpack(words, self.bits),
             self._zeros(unpack(tensors[_ZEROS], self.bits)).T,
             tensors[_SCALES].T,
             bits=self.bits,

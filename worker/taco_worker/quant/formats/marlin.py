@@ -115,8 +115,8 @@ class MarlinMatrix:
         return self.codes(tensors).values()
 
     def codes(self, tensors: Mapping[str, Tensor]) -> GroupCodes:
+        from taco_kernels.bit_stream import unpack
         from taco_worker.quant.integers import tiles
-        from taco_worker.quant.integers.bit_stream import unpack
         from taco_worker.quant.integers.codes import symmetric_codes
 
         order = tiles.row_scales if self._group == self.k else tiles.group_scales
@@ -167,8 +167,8 @@ class SparseMarlinMatrix:
     def codes(self, tensors: Mapping[str, Tensor]) -> GroupCodes:
         import torch
 
+        from taco_kernels.bit_stream import unpack
         from taco_worker.quant.integers import tiles
-        from taco_worker.quant.integers.bit_stream import unpack
         from taco_worker.quant.integers.codes import symmetric_codes
 
         stored = tiles.sparse_codes(unpack(tensors[_SPARSE_CODES], self.bits), self.bits)

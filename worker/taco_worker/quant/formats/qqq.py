@@ -107,9 +107,9 @@ class QqqMatrix:
         return self.codes(tensors).values()
 
     def codes(self, tensors: Mapping[str, Tensor]) -> GroupCodes:
+        from taco_kernels.bit_stream import unpack
         from taco_kernels.group_codes import GroupCodes
         from taco_worker.quant.integers import tiles
-        from taco_worker.quant.integers.bit_stream import unpack
         from taco_worker.quant.integers.codes import finite, symmetric_codes
 
         stored = unpack(tensors[_CODES], 4)

@@ -22,7 +22,7 @@ def integer_codes(
     """The matrix (codes - zeros) * scales, of codes from 0 to 2**bits - 1.
 
     Args:
-        codes: uint8 [n, k].
+        codes: uint8 [n, k]; or as words, as of `GroupCodes`, if the layout is of 4 bits.
         zeros: integers [n, groups].
         scales: [n, groups] of a floating-point type.
         layout: of `integer_layout`.

@@ -37,6 +37,7 @@ TACO_API int64_t taco_pool_operand_tile_rows(const TacoPool* pool);
 // Packed matrices and products with them (matmul/matrix.h). ranks: [rows->count],
 // scratch. masks: of the rows, or null.
 struct CodePacking;
+struct CodeWords;
 struct ColumnOrder;
 struct HeadProduct;
 struct Matrix;
@@ -47,7 +48,8 @@ struct RowScale;
 struct Rows;
 struct TokenMasks;
 TACO_API void taco_pack(TacoPool* pool, const Packing* packing);
-TACO_API void taco_pack_codes(TacoPool* pool, const CodePacking* packing);
+// words: the codes (matmul/codes/code_packer.h), or null: those of the packing.
+TACO_API void taco_pack_codes(TacoPool* pool, const CodePacking* packing, const CodeWords* words);
 // Copies rows of W, of f32 or bf16 operands, to `out`: [count, matrix->k].
 TACO_API void taco_read_rows(TacoPool* pool, const Matrix* matrix, int64_t count,
                              const int64_t* rows, float* out);

@@ -8,10 +8,6 @@ void taco_pack(TacoPool* pool, const Packing* packing) {
     pool->threads.run([&](Thread& thread) { pool->kernels.pack(thread, *packing); });
 }
 
-void taco_pack_codes(TacoPool* pool, const CodePacking* packing) {
-    pool->threads.run([&](Thread& thread) { pool->kernels.pack_codes(thread, *packing); });
-}
-
 void taco_read_rows(TacoPool* pool, const Matrix* matrix, int64_t count, const int64_t* rows,
                     float* out) {
     pool->threads.run(

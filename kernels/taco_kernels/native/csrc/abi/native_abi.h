@@ -72,3 +72,9 @@ TACO_API bool taco_begin_decode(const SlotColumns* batch, const int32_t* slots,
                                 const int32_t* appended_slots, const int32_t* appended_blocks,
                                 int64_t num_appended, DecodeRows* rows);
 TACO_API void taco_end_decode(const SlotColumns* batch, DecodeRows* rows);
+
+// Codes of checkpoints. 4-bit ones (codes/transpose_nibbles.h): n and k are multiples of eight.
+TACO_API void taco_transpose_nibbles(const uint32_t* words, int64_t n, int64_t k,
+                                     const int32_t* row, uint32_t* out);
+// Whether one of the 8-bit floats is NaN (codes/float8_nans.h).
+TACO_API bool taco_has_e4m3_nans(const uint8_t* floats, int64_t count);

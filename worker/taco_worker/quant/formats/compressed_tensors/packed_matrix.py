@@ -82,7 +82,9 @@ class PackedMatrix:
         self._check_shape(tensors.get(_SHAPE))
         # Of int4, codes and zeros are as stored: the difference is the same.
         offset = 1 << (self.bits - 1)
-        stored = unpack_words(tensors[_PACKED], self.bits, self.k)
+        stored = tensors[_PACKED]
+        if self.bits != 4 or self.k % 8:
+            stored = unpack_words(stored, self.bits, self.k)
         zeros = self._stored_zeros(tensors.get(_ZERO_POINT), offset)
         if self.bits > 4:
             stored = (stored.to(torch.int16) - offset).to(torch.int8)

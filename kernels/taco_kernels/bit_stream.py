@@ -48,7 +48,7 @@ def _spread(octets: Tensor, bits: int) -> Tensor:
     Slices stay in the cache meanwhile.
     """
     wide, steps = _SPREADING[bits]
-    codes = torch.empty(octets.shape, dtype=wide)
+    codes = torch.empty(octets.shape, dtype=wide, device=octets.device)
     slices = zip(octets.view(-1).split(_SLICE), codes.view(-1).split(_SLICE), strict=True)
     for part, own in slices:
         own.copy_(part)

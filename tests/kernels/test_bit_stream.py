@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from taco_worker.quant.integers.bit_stream import unpack
+from taco_kernels.bit_stream import unpack
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
