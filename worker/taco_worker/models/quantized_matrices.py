@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from taco_worker.models.mapped_pages import MappedPages
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.parameters import Fill
 from taco_worker.models.weight_sink import WeightSink
-from taco_worker.quant.weight_format import OnlineQuantization
+from taco_worker.quant.weight_format import FormatOfRows, OnlineQuantization
 
 
 class QuantizedMatrices:
@@ -93,23 +94,43 @@ class _Parts:
             and self._sink.takes_codes(fill.parameter)
             for fill in self._fills
         ]
-        try:
-            codes = format_.codes(self._tensors) if any(keeps_codes) else None
-            values = None if all(keeps_codes) else format_.dequantize(self._tensors)
-        except ValueError as error:
-            expert = "" if self._matrix.expert is None else f" (expert {self._matrix.expert})"
-            files = ", ".join(map(str, self._files))
-            raise ValueError(f"{files}: {self._matrix.module}{expert}: {error}") from None
-        for fill, keeps in zip(self._fills, keeps_codes, strict=True):
-            if keeps:
-                assert codes is not None
+        kept = [fill for fill, keeps in zip(self._fills, keeps_codes, strict=True) if keeps]
+        for first, codes in self._codes(kept):
+            for fill in kept:
                 rows = codes.map_rows(fill.viewed)
-                self._sink.put_codes(fill.parameter, fill.start, rows, fill.expert)
-            else:
+                self._sink.put_codes(fill.parameter, fill.start + first, rows, fill.expert)
+        values = None if all(keeps_codes) else self._values()
+        for fill, keeps in zip(self._fills, keeps_codes, strict=True):
+            if not keeps:
                 viewed: Tensor = fill.viewed(values)
                 self._sink.put(fill.parameter, fill.start, viewed, fill.expert)
         for pages, tensor in self._pages:
             pages.release(tensor)  # it was read again
+
+    def _codes(self, fills: Sequence[Fill]) -> Iterator[tuple[int, GroupCodes]]:
+        """Codes of parts of the matrix's rows for these fills, with the first row of each."""
+        format_ = self._matrix.format
+        if not fills:
+            return
+        with self._named_errors():
+            if isinstance(format_, FormatOfRows) and not any(fill.views for fill in fills):
+                yield from format_.codes_of_parts(self._tensors)
+            else:
+                yield 0, format_.codes(self._tensors)
+
+    def _values(self) -> Tensor:
+        with self._named_errors():
+            return self._matrix.format.dequantize(self._tensors)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Adds the module, and the files of its tensors, to the message of a ValueError."""
+        try:
+            yield
+        except ValueError as error:
+            expert = "" if self._matrix.expert is None else f" (expert {self._matrix.expert})"
+            files = ", ".join(map(str, self._files))
+            raise ValueError(f"{files}: {self._matrix.module}{expert}: {error}") from None
 
 
 class QuantizingSink:

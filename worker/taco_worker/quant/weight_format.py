@@ -6,9 +6,9 @@ where they decode tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from taco_kernels.code_layout import CodeLayout as CodeLayout  # of formats, which import it here
 
@@ -59,6 +59,19 @@ class WeightFormat(Protocol):
 
     def codes(self, tensors: Mapping[str, Tensor]) -> GroupCodes:
         """Codes with exactly the values of `dequantize`, if there is a `layout`.
+
+        Raises:
+            ValueError: as `dequantize`.
+        """
+        ...
+
+
+@runtime_checkable
+class FormatOfRows(Protocol):
+    """A `WeightFormat` that decodes some rows of a matrix without the others."""
+
+    def codes_of_parts(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, GroupCodes]]:
+        """`codes` of a few rows at a time, with the first row of each part.
 
         Raises:
             ValueError: as `dequantize`.

@@ -10,6 +10,7 @@ from gguf.quants import dequantize, quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taco_worker.quant.gguf.blocks import matrix as blocks_of_matrix
 from taco_worker.quant.gguf.blocks.block_types import BLOCK_TYPES, BlockType, tensor_type
 from taco_worker.quant.gguf.blocks.matrix import SUFFIX, GgufMatrix
 
@@ -120,3 +121,20 @@ def test_a_row_is_a_whole_number_of_blocks() -> None:
 def test_types_without_matrices_are_refused_by_name(number: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tensor_type(number)
+
+
+@pytest.mark.parametrize("kind", _TYPES, ids=lambda kind: kind.name)
+def test_parts_of_the_rows_have_the_codes_of_all(
+    kind: BlockType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, k = 40, 2 * kind.columns
+    monkeypatch.setattr(blocks_of_matrix, "_PART", 17 * k)
+    stored = {SUFFIX: torch.from_numpy(random_blocks(kind, n, 2, 0))}
+    matrix = GgufMatrix(kind, n, k)
+
+    parts = list(matrix.codes_of_parts(stored))
+
+    starts = [first for first, _ in parts]
+    assert starts == ([0] if kind.layout.scale_type == "F32" else [0, 16, 32])
+    values = torch.cat([codes.values() for _, codes in parts])
+    assert torch.equal(values, matrix.dequantize(stored))

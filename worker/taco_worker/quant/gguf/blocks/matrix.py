@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from taco_kernels.group_codes import GroupCodes
 
 SUFFIX = ".weight"
+
+_PANEL = 16  # rows that kernels pack together
+_PART = 2**22  # codes that are decoded at once: their temporary arrays take several times as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,11 @@ class GgufMatrix:
             table=table,
             steps=None if decoded.steps is None else decoded.steps.of_rows(),
         )
+
+    def codes_of_parts(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, GroupCodes]]:
+        stored = tensors[SUFFIX]
+        # Those of all rows may fit into a smaller type.
+        is_known = self.layout.scale_type != "F32"
+        count = max(_PART // self.k // _PANEL * _PANEL, _PANEL) if is_known else self.n
+        for first in range(0, self.n, count):
+            yield first, self.codes({SUFFIX: stored[first : first + count]})
