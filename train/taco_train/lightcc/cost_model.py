@@ -54,6 +54,13 @@ class Line:
     def seconds(self, num_bytes: float) -> float:
         return self.latency + self.per_byte * num_bytes
 
+    def __str__(self) -> str:
+        return f"{1e3 * self.latency:.3g} ms and {_megabytes(self.per_byte)} MB/s"
+
+
+def _megabytes(per_byte: float) -> str:
+    return f"{1e-6 / per_byte:.0f}" if per_byte else "unlimited"
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -80,6 +87,13 @@ class Costs:
     @property
     def size(self) -> int:
         return self.num_hosts * self.ranks_per_host
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_hosts} hosts, {self.ranks_per_host} ranks each; ring {self.ring}; hosts "
+            f"{self.hosts}; memory {self.memory}; float16 {_megabytes(self.convert_per_byte)} MB/s"
+            f"; TopK {self.top_k}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
