@@ -159,3 +159,31 @@ def test_too_few_ranks_end_the_job(tmp_path: Path) -> None:
         "horovodrun: 1 ranks are left, --min-np is 2; "
         "worker 1 on host localhost failed with exit code 137 (SIGKILL)"
     )
+
+
+def test_a_later_host_is_told_an_address_that_it_reaches(tmp_path: Path) -> None:
+    """The first host is this one, whose workers use the loopback address."""
+    (tmp_path / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "wait").write_text(
+        f'#!/bin/sh\necho "$HOROVOD_GLOO_RENDEZVOUS_ADDR" > {tmp_path}/$HOROVOD_HOSTNAME.new\n'
+        f"mv {tmp_path}/$HOROVOD_HOSTNAME.new {tmp_path}/at.$HOROVOD_HOSTNAME\n"
+        "exec sleep 600\n"
+    )
+    (tmp_path / "discover").write_text(
+        f"#!/bin/sh\necho localhost\n[ ! -e {tmp_path}/at.localhost ] || echo 198.51.100.7\n"
+    )
+    for name in ("wait", "discover"):
+        (tmp_path / name).chmod(0o755)
+    flags = ["-np", "1", "--max-np", "2", "--host-discovery-script", str(tmp_path / "discover")]
+    process = subprocess.Popen(
+        [*RUN, *flags, str(tmp_path / "wait")],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    try:
+        wait_until((tmp_path / "at.198.51.100.7").exists, "the second worker")
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
+    assert (tmp_path / "at.localhost").read_text() == "127.0.0.1\n"
+    assert not (tmp_path / "at.198.51.100.7").read_text().startswith("127.")

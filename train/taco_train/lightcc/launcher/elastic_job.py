@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,14 +81,19 @@ def run_elastic(options: Options) -> None:
         )
     else:
         source = FixedHosts(options.hosts)
-    names = [host.name for host in source.hosts()]
-    address = store_address(names, {**os.environ, **options.variables})
+    environment = {**os.environ, **options.variables}
+    address = store_address([host.name for host in source.hosts()], environment)
     listens = "0.0.0.0" if source.can_change or address != "127.0.0.1" else address
     store, port = open_store(listens, 0, serves=True, timeout=options.start_timeout)
     group = RankGroup(options.command, options.connection, options.output_folder)
+
+    def store_at(host: str) -> dict[str, str]:
+        # Hosts that come later may reach this one at another address than the first ones.
+        return store_variables(store_address([host], environment), port)
+
     try:
         with group.until_interrupted():
-            ElasticJob(options, source, store, group, store_variables(address, port)).run()
+            ElasticJob(options, source, store, group, store_at).run()
     finally:
         source.close()
 
@@ -122,7 +127,8 @@ class ElasticJob:
 
     Args:
         options: limits of ranks, rounds and times; variables of all workers.
-        store: served by this process, at the variables `store_at`.
+        store: served by this process.
+        store_at: variables that say to workers of a host where the store is.
 
     Attributes:
         members: numbers of the last round's workers, by rank.
@@ -134,12 +140,12 @@ class ElasticJob:
         source: Hosts,
         store: KeyValueStore,
         group: Workers,
-        store_at: Mapping[str, str],
+        store_at: Callable[[str], Mapping[str, str]],
     ) -> None:
         self._options, self._source, self._store, self._group = options, source, store, group
+        self._store_at = store_at
         self._common = {
             **options.variables,
-            **store_at,
             elastic_rounds.ELASTIC_VARIABLE: "1",
             elastic_rounds.TIMEOUT_VARIABLE: f"{options.elastic_timeout:g}",
         }
@@ -208,8 +214,12 @@ class ElasticJob:
 
     def _start(self, host: str) -> None:
         number = self._group.num_started
-        variables = {**self._common, elastic_rounds.WORKER_VARIABLE: str(number)}
-        variables["HOROVOD_HOSTNAME"] = host
+        variables = {
+            **self._common,
+            **self._store_at(host),
+            elastic_rounds.WORKER_VARIABLE: str(number),
+            "HOROVOD_HOSTNAME": host,
+        }
         self._group.start(host, variables)
         self._workers[number] = _Worker(number, host, time.monotonic())
 

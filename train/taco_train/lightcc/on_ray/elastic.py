@@ -160,7 +160,8 @@ class ElasticRayExecutor:
             reset_limit=settings.reset_limit,
         )
         source = _Discovered(settings.discovery)
-        job = ElasticJob(options, source, store, group, store_variables(address, port))
+        store_at = store_variables(address, port)
+        job = ElasticJob(options, source, store, group, lambda host: store_at)
         try:
             job.run()
         finally:
