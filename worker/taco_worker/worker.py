@@ -37,6 +37,7 @@ from taco_worker.kv_tiers.tier_factory import (
 )
 from taco_worker.memory.kv_sizing import resolve_max_model_len, size_kv_cache
 from taco_worker.models.config import ModelConfig
+from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.rope import exact_length
 from taco_worker.models.step_model import StepModel
 from taco_worker.output_thread import OutputThread
@@ -376,6 +377,7 @@ def _log_start(info: WorkerInfo, model: StepModel) -> None:
             {
                 "description": model.description,
                 "kv_tokens": info.num_blocks * info.block_size,
+                "kv_dtype": dtype_name(model.kv_format.dtype),
                 "weight_bytes": model.weight_bytes,
             },
         ),

@@ -15,6 +15,8 @@ _ACTIVATIONS = {"int8": "8-bit", "bfloat16": "bf16", "bfloat16/int8": "8-bit and
 _ACRONYMS = {"aqlm", "awq", "fp8", "gguf", "gptq", "mxfp4", "qqq"}
 # The kind of codes whose name says nothing of their size.
 _KINDS = {"table16": "4-bit"}
+# Of KV caches that differ from the computation's dtype.
+_KV_DTYPES = {"int8": "int8", "float8_e4m3fn": "fp8 e4m3", "float8_e5m2": "fp8 e5m2"}
 _INSTRUCTION_SETS = {
     "amx": "AMX",
     "avx512_bf16": "AVX-512 BF16",
@@ -33,6 +35,7 @@ class StartLine:
         device: format of the weights, and device, such as "bf16 on AMX × 2"; empty if unknown.
         num_workers: number of workers that serve.
         kv_tokens: total capacity of the workers' KV caches in tokens; 0 if unknown.
+        kv_dtype: that of 8-bit KV caches, such as "int8"; otherwise empty.
         url: the address at which clients reach the API.
         seconds: duration of the start.
     """
@@ -41,6 +44,7 @@ class StartLine:
     device: str
     num_workers: int
     kv_tokens: int
+    kv_dtype: str
     url: str
     seconds: float
 
@@ -51,7 +55,8 @@ class StartLine:
         if self.num_workers > 1:
             parts.append(f"{self.num_workers} workers")
         if self.kv_tokens:
-            parts.append(f"KV {_scaled(self.kv_tokens)} tokens")
+            name = f"{self.kv_dtype} KV" if self.kv_dtype else "KV"
+            parts.append(f"{name} {_scaled(self.kv_tokens)} tokens")
         return " · ".join([*parts, self.url, f"ready in {self.seconds:.1f} s"])
 
 
@@ -69,6 +74,7 @@ def start_line(
         device=device_label(known[0]["description"], _method(model)) if known else "",
         num_workers=len(loaded),
         kv_tokens=sum(worker["kv_tokens"] for worker in known),
+        kv_dtype=_KV_DTYPES.get(known[0]["kv_dtype"], "") if known else "",
         url=url,
         seconds=seconds,
     )

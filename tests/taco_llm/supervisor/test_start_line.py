@@ -84,7 +84,9 @@ def test_weights(details: str, method: str | None, label: str) -> None:
 
 
 def test_the_whole_line(model: ModelConfig) -> None:
-    worker = {"description": "amx, 2 threads, bfloat16", "kv_tokens": 262_144}
+    worker = {
+        "description": "amx, 2 threads, bfloat16", "kv_tokens": 262_144, "kv_dtype": "bfloat16"
+    }  # fmt: skip
     one = str(start_line(model, [worker], URL, 2.345))
     assert one.startswith("TACO ")
     assert one.endswith(f" · bf16 on AMX × 2 · KV 262k tokens · {URL} · ready in 2.3 s")
@@ -93,5 +95,8 @@ def test_the_whole_line(model: ModelConfig) -> None:
     online = replace(model, online_quantization=read_online_quantization("fp8"))
     coded = {**worker, "description": "amx, 2 threads, bfloat16, e4m3 codes, bfloat16 activations"}
     assert " · FP8 e4m3, bf16 activations on AMX × 2 · " in str(start_line(online, [coded], URL, 2))
+    for dtype, name in (("int8", "int8"), ("float8_e4m3fn", "fp8 e4m3")):
+        line = str(start_line(model, [{**worker, "kv_dtype": dtype}], URL, 2))
+        assert f" · {name} KV 262k tokens · " in line
     unknown = str(start_line(model, [{}], URL, 2.0))
     assert unknown.count(" · ") == 3

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from taco_kernels.kv_format import KVFormat
 from taco_kernels.native.decode_rows import DecodeRows
 from taco_proto.steps import IntArray
 from taco_worker.devices.copy_stream import LayerCopies
@@ -118,6 +119,7 @@ class StepModel(Protocol):
         max_tree_paths: paths that all trees of a step may have together, beyond the first path of
             each; 0: the model runs chains only.
         device, hidden_dtype: of the hidden states that it returns.
+        kv_format: how the KV cache stores numbers.
         kv_layout: names the format of a block's bytes; a model with another name cannot use them.
     """
 
@@ -127,6 +129,7 @@ class StepModel(Protocol):
     max_tree_paths: int
     device: torch.device
     hidden_dtype: torch.dtype
+    kv_format: KVFormat
     kv_layout: str
 
     @property

@@ -58,7 +58,7 @@ class CpuModel:
         self._kept_layers: tuple[int, ...] = ()
         self._kernels = kernels
         self._weights = weights
-        self._kv_format = kv_format
+        self.kv_format = kv_format
         self._runner: ProgramRunner | None = None
         self._assembly: Assembly | None = None
         self._num_blocks = 0
@@ -85,14 +85,14 @@ class CpuModel:
                 f"a block size of {block_size} is not supported on a CPU: it must be a multiple of "
                 f"{PANEL}"
             )
-        return block_bytes(self._kv_format, block_size, self.plan.kv_entries)
+        return block_bytes(self.kv_format, block_size, self.plan.kv_entries)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """As `StepModel`, with spare blocks for tree paths after the requested blocks."""
         self._num_blocks, self._max_model_len = num_blocks, max_model_len
         cache = PagedKV.allocate(
             num_blocks + _num_spares(block_size),
-            self._kv_format,
+            self.kv_format,
             block_size,
             self.plan.kv_entries,
         )

@@ -56,7 +56,7 @@ class TorchModel:
         self.kept_hidden = torch.empty((0, 0), dtype=network.dtype, device=network.device)
         self.network = network
         self._transfers = transfers
-        self._kv_format = kv_format
+        self.kv_format = kv_format
         self._graphs = graphs
         self._kv_cache: KVCache | None = None
         self._max_model_len = 0
@@ -66,7 +66,7 @@ class TorchModel:
         self.network.kept_layers = layers
 
     def kv_block_bytes(self, block_size: int) -> int:
-        return bytes_per_block(self.plan.kv_entries, block_size, self._kv_format)
+        return bytes_per_block(self.plan.kv_entries, block_size, self.kv_format)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         self._kv_cache = None  # free the old cache before allocating the new one
@@ -78,7 +78,7 @@ class TorchModel:
             self.plan.kv_entries,
             num_blocks,
             block_size,
-            self._kv_format,
+            self.kv_format,
             self.network.device,
         )
         if self._graphs is not None:
