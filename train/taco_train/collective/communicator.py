@@ -46,6 +46,7 @@ class Communicator:
 
     Attributes:
         rank, size: of this rank, and number of ranks.
+        store: reached by all ranks.
         residuals: what TopK has not sent yet: `state_dict` and `load_state_dict` save it.
 
     Raises:
@@ -67,7 +68,7 @@ class Communicator:
         self.name = name
         self.timeout_seconds = timeout_seconds
         self.residuals = Residuals()
-        self._store = store
+        self.store = store
         self._layout = make_layout(placement.rank, placement.hosts, self.levels)
         self._handle = Handle(placement)
         self._rows = RowMover(self._handle, self._layout, self.rank, self.size)
@@ -230,7 +231,7 @@ class Communicator:
             return None
         return Communicator(
             placement_among(self.placement, members),
-            self._store,
+            self.store,
             name=f"{self.name}/{name}",
             timeout_seconds=self.timeout_seconds,
             levels=self.levels,
@@ -271,7 +272,7 @@ class Communicator:
         try:
             connections = connect(
                 self.placement,
-                self._store,
+                self.store,
                 f"taco_train/communicator/{self.name}",
                 self._layout.members,
                 SLOT_BYTES,

@@ -13,6 +13,8 @@ from taco_train.collective.levels import FLAT, HOSTS, Layout
 from taco_train.collective.library import SparseArguments
 from taco_train.collective.wire import TopK
 
+_CPU = torch.device("cpu")
+
 
 @dataclass
 class Residual:
@@ -40,15 +42,24 @@ class Residuals:
     def __init__(self) -> None:
         self._residuals: dict[str, Residual] = {}
 
-    def of(self, key: str, count: int, begin: int, end: int, *, has_momentum: bool) -> Residual:
-        """The residual of a bucket: zeros at first.
+    def of(
+        self,
+        key: str,
+        count: int,
+        begin: int,
+        end: int,
+        *,
+        has_momentum: bool,
+        device: torch.device = _CPU,
+    ) -> Residual:
+        """The residual of a bucket: zeros at first; moved to the device where it is elsewhere.
 
         Raises:
             ValueError: the one that is there is of another size or shard.
         """
         residual = self._residuals.get(key)
         if residual is None:
-            residual = Residual(count, begin, end, torch.zeros(end - begin))
+            residual = Residual(count, begin, end, torch.zeros(end - begin, device=device))
             self._residuals[key] = residual
         if (residual.count, residual.begin, residual.end) != (count, begin, end):
             raise ValueError(
@@ -56,8 +67,11 @@ class Residuals:
                 f"{residual.end} of {residual.count}, and this rank now has elements {begin} to "
                 f"{end} of {count}: use another key, or clear the residuals"
             )
+        residual.values = residual.values.to(device)
         if has_momentum and residual.momentum is None:
-            residual.momentum = torch.zeros(end - begin)
+            residual.momentum = torch.zeros(end - begin, device=device)
+        if residual.momentum is not None:
+            residual.momentum = residual.momentum.to(device)
         return residual
 
     def pop(self, key: str) -> Residual | None:

@@ -76,23 +76,38 @@ def open_store(
 
 
 class TorchStore:
-    """A store of torch with the errors of this package."""
+    """A store of torch with the errors of this package.
+
+    Attributes:
+        wrapped: the store of torch.
+    """
 
     def __init__(self, store: Store, timeout: float) -> None:
-        self._store = store
+        self.wrapped = store
         self._timeout = timeout
 
     def set(self, key: str, value: bytes | str, /) -> None:
         with _readable(f"{key} cannot be set"):
-            self._store.set(key, value)  # type: ignore[arg-type]  # takes bytes as well
+            self.wrapped.set(key, value)  # type: ignore[arg-type]  # takes bytes as well
 
     def get(self, key: str, /) -> bytes:
         with _readable(f"no rank has set {key} within {self._timeout:g} s, or the store is gone"):
-            return bytes(self._store.get(key))
+            return bytes(self.wrapped.get(key))
 
     def add(self, key: str, amount: int, /) -> int:
         with _readable(f"{key} cannot be increased"):
-            return int(self._store.add(key, amount))
+            return int(self.wrapped.add(key, amount))
+
+
+def torch_store_of(store: KeyValueStore) -> Store:
+    """The store as torch's process groups take it.
+
+    Raises:
+        ValueError: it is not one of torch.
+    """
+    if not isinstance(store, TorchStore):
+        raise ValueError(f"process groups need a store of torch, not {type(store).__name__}")
+    return store.wrapped
 
 
 @contextmanager

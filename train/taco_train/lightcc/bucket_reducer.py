@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from taco_train.collective.levels import FLAT, HOSTS, RACKS, make_layout
 from taco_train.collective.wire import DENSE, FLOAT16, TopK, Wire
 from taco_train.lightcc.cost_cache import CostCache
 from taco_train.lightcc.cost_model import Buffer, Costs, Format, Plan, allowed_plans, choose
+from taco_train.lightcc.device.groups import LevelGroups
+from taco_train.lightcc.device.level_reducer import LevelReducer
 from taco_train.lightcc.fusion import ReadyGradient, fusion_bytes
 from taco_train.lightcc.measure import measure
 from taco_train.lightcc.negotiation.requests import UNNAMED
@@ -58,8 +60,10 @@ class _State:
         unsent: what TopK has not sent.
         costs: None until a decision needs them.
         plans: by buffer and whether it may be sent by TopK.
-        ways: by bytes, whether it is a float32 sum, and names and sizes of the tensors.
+        ways: by bytes, whether it is a float32 sum, whether process groups reduce it, and names
+            and sizes of the tensors.
         logged: the last plan by size class: powers of two.
+        devices: reducers of tensors that stay where they are.
     """
 
     num_hosts: int
@@ -68,22 +72,35 @@ class _State:
     unsent: Unsent
     costs: Costs | None = None
     plans: dict[tuple[Buffer, bool], Plan] = field(default_factory=dict)
-    ways: dict[tuple[int, bool, tuple[str, ...], tuple[int, ...]], _Way] = field(
+    ways: dict[tuple[int, bool, bool, tuple[str, ...], tuple[int, ...]], _Way] = field(
         default_factory=dict
     )
     logged: dict[tuple[int, bool, bool], Plan] = field(default_factory=dict)
+    devices: dict[torch.device, LevelReducer] = field(default_factory=dict)
 
 
 class BucketReducer:
     """The reducer of a `CollectiveRunner`.
 
     All ranks decide alike: settings and measured costs are equal on all of them.
+
+    Args:
+        plans_fusion: `fusion_bytes` will be asked, so costs are measured in any case.
+        group_devices: types of devices whose tensors torch's process groups reduce: NCCL, and gloo
+            on the CPU. Costs are not measured there: what the settings leave open is two levels,
+            without compression.
     """
 
-    def __init__(self, settings: Settings, *, plans_fusion: bool = False) -> None:
-        """Args: plans_fusion: `fusion_bytes` will be asked, so costs are measured in any case."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        plans_fusion: bool = False,
+        group_devices: Collection[str] = ("cuda",),
+    ) -> None:
         self._settings = settings
         self._plans_fusion = plans_fusion
+        self._group_devices = group_devices
         self._largest: _State | None = None  # of the communicator with the most ranks
         self._states: weakref.WeakKeyDictionary[Communicator, _State] = weakref.WeakKeyDictionary()
 
@@ -98,7 +115,8 @@ class BucketReducer:
         """See `collective_runner.Reducer`. Tensors without a name are never sent by TopK."""
         state = self._state(communicator)
         is_float32_sum = buffer.dtype == torch.float32 and op in ("sum", "average")
-        key = buffer.nbytes, is_float32_sum, tuple(names), tuple(sizes)
+        in_groups = self.uses_groups(buffer.device)
+        key = buffer.nbytes, is_float32_sum, in_groups, tuple(names), tuple(sizes)
         way = state.ways.get(key)
         if way is None:
             if len(state.ways) == _MAX_REMEMBERED:
@@ -106,7 +124,22 @@ class BucketReducer:
             way = state.ways[key] = self._way(communicator, state, *key)
         if way.can_wait:
             state.unsent.prepare(way.bucket, buffer, keeps=way.keeps)
-        communicator.all_reduce(buffer, op, wire=way.wire, depth=way.bucket.depth)
+        if in_groups:
+            reducer = self._level_reducer(communicator, state, buffer.device)
+            reducer.all_reduce(buffer, op, wire=way.wire, two_level=way.bucket.depth != FLAT)
+        else:
+            communicator.all_reduce(buffer, op, wire=way.wire, depth=way.bucket.depth)
+
+    def uses_groups(self, device: torch.device) -> bool:
+        """Whether buffers on a device stay there; others must be on the CPU."""
+        return device.type in self._group_devices
+
+    def close(self) -> None:
+        """Ends the process groups, also where a lost rank keeps a collective from its end."""
+        for state in self._states.values():
+            for reducer in state.devices.values():
+                reducer.close()
+            state.devices.clear()
 
     def costs(self, communicator: Communicator) -> Costs:
         """The costs of a communicator, which its ranks measure together on the first call."""
@@ -171,16 +204,29 @@ class BucketReducer:
         state: _State,
         num_bytes: int,
         is_float32_sum: bool,
+        in_groups: bool,
         names: tuple[str, ...],
         sizes: tuple[int, ...],
     ) -> _Way:
         can_wait = is_float32_sum and not any(name.startswith(UNNAMED) for name in names)
-        if self._plans_fusion and state.num_hosts > 1 and num_bytes > _SMALL_BYTES:
-            self.costs(communicator)
-        plan = self._plan(communicator, state, Buffer(num_bytes, is_float32_sum), can_wait)
+        size = Buffer(num_bytes, is_float32_sum)
+        if in_groups:
+            plan = allowed_plans(size, _usable(state.settings, can_wait))[0]
+        else:
+            if self._plans_fusion and state.num_hosts > 1 and num_bytes > _SMALL_BYTES:
+                self.costs(communicator)
+            plan = self._plan(communicator, state, size, can_wait)
         bucket = Bucket(state.depth if plan.two_level else FLAT, names, sizes)
         keeps = plan.format is Format.TOP_K
         return _Way(bucket, self._wire(plan, bucket), keeps, can_wait and state.num_hosts > 1)
+
+    def _level_reducer(
+        self, communicator: Communicator, state: _State, device: torch.device
+    ) -> LevelReducer:
+        if device not in state.devices:
+            groups = LevelGroups(communicator, device)
+            state.devices[device] = LevelReducer(groups, communicator.residuals)
+        return state.devices[device]
 
     def _wire(self, plan: Plan, bucket: Bucket) -> Wire:
         if plan.format is not Format.TOP_K:
@@ -206,7 +252,7 @@ class BucketReducer:
     def _decide(
         self, communicator: Communicator, state: _State, buffer: Buffer, can_wait: bool
     ) -> Plan:
-        settings = state.settings if can_wait else replace(state.settings, top_k=False)
+        settings = _usable(state.settings, can_wait)
         plans = allowed_plans(buffer, settings)
         if len(plans) == 1 or state.num_hosts == 1 or buffer.num_bytes <= _SMALL_BYTES:
             return plans[0]
@@ -217,3 +263,8 @@ class BucketReducer:
             kind = "float32 sum" if buffer.is_float32_sum else "other values"
             logger.info("%d bytes, %s: %s", buffer.num_bytes, kind, choice)
         return choice.plan
+
+
+def _usable(settings: Settings, can_wait: bool) -> Settings:
+    """The settings for a buffer; without TopK where its values cannot wait for a later step."""
+    return settings if can_wait else replace(settings, top_k=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from taco_train.collective.communicator import Communicator
 from taco_train.lightcc.adasum import adasum
+from taco_train.lightcc.device.cuda import Mark, SideStream, default_device, mark, wait
 from taco_train.lightcc.engine import Work
 from taco_train.lightcc.negotiation.requests import Kind, Request
 
@@ -23,11 +24,13 @@ class Call:
         tensor: the rank's tensor.
         in_place: the result goes into `tensor`.
         splits: of an all-to-all: rows for each rank.
+        mark: where the caller's stream had the tensor's values; None on the CPU.
     """
 
     tensor: Tensor
     in_place: bool = False
     splits: Sequence[int] = ()
+    mark: Mark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,10 @@ class Reducer(Protocol):
         """
         ...
 
+    def uses_groups(self, device: torch.device) -> bool:
+        """Whether buffers on a device stay there; others must be on the CPU."""
+        ...
+
 
 class CollectiveRunner:
     """The runner of an engine: see `engine.Runner`.
@@ -70,6 +77,7 @@ class CollectiveRunner:
         self._groups: dict[int, _Group] = {0: _Group(everyone, world)}
         self._world = world
         self._reducer = reducer
+        self._streams: dict[torch.device, SideStream] = {}
 
     def run(self, requests: Sequence[Request], works: Sequence[Work | None], result: int) -> None:
         first = requests[0]
@@ -83,7 +91,7 @@ class CollectiveRunner:
         if group is None:
             return  # a process set without this rank
         calls = [
-            _zeros(request) if work is None else work.input
+            self._zeros(request) if work is None else work.input
             for request, work in zip(requests, works, strict=True)
         ]
         outputs = self._compute(group, requests, calls)
@@ -107,6 +115,7 @@ class CollectiveRunner:
         if kind is Kind.BARRIER:
             communicator.barrier()
             return [None] * len(calls)
+        wait(call.mark for call in calls)
         if kind is Kind.BROADCAST:
             return [
                 _broadcast(communicator, group.ranks.index(request.root), call)
@@ -125,9 +134,30 @@ class CollectiveRunner:
     def _all_reduce(
         self, communicator: Communicator, requests: Sequence[Request], calls: Sequence[Call]
     ) -> list[Tensor]:
+        device, marks = calls[0].tensor.device, [call.mark for call in calls]
+        if requests[0].op == "adasum" or not self._reducer.uses_groups(device):
+            wait(marks)
+            return self._all_reduce_on(torch.device("cpu"), communicator, requests, calls)
+        if device not in self._streams:
+            self._streams[device] = SideStream(device, communicator.timeout_seconds)
+        stream = self._streams[device]
+        with stream.after(marks):
+            outputs = self._all_reduce_on(device, communicator, requests, calls)
+        for output, one in zip(outputs, marks, strict=True):
+            stream.hand_over(output, one)
+        return outputs
+
+    def _all_reduce_on(
+        self,
+        device: torch.device,
+        communicator: Communicator,
+        requests: Sequence[Request],
+        calls: Sequence[Call],
+    ) -> list[Tensor]:
+        """See `_all_reduce`; the buffer is on `device`."""
         first = requests[0]
         tensors = [call.tensor for call in calls]
-        buffer = _buffer_of(tensors)
+        buffer = _buffer_of(tensors, device)
         _scale(buffer, first.prescale)
         if first.op == "adasum":
             adasum(communicator, buffer, [tensor.numel() for tensor in tensors])
@@ -139,6 +169,19 @@ class CollectiveRunner:
         divisor = communicator.size if first.op == "average" else 1
         _scale(buffer, first.postscale, divisor)
         return _split(buffer, calls)
+
+    def _zeros(self, request: Request) -> Call:
+        """What a rank that has joined contributes: zeros, or no rows."""
+        shape = request.shape
+        if request.has_free_rows:
+            shape = (0, *shape[1:])
+        dtype = getattr(torch, request.dtype) if request.dtype else torch.uint8
+        device = torch.device("cpu")
+        if request.device != "cpu":
+            local_rank = self._world.placement.local_rank
+            device = next(iter(self._streams), default_device(local_rank))
+        tensor = torch.zeros(shape, dtype=dtype, device=device)
+        return Call(tensor, mark=mark(tensor))
 
     def _add_group(self, request: Request, works: Sequence[Work | None], number: int) -> None:
         communicator = self._world.subgroup(request.ranks, f"process set {number}")
@@ -154,20 +197,12 @@ class CollectiveRunner:
             group.communicator.close()
 
 
-def _zeros(request: Request) -> Call:
-    """What a rank that has joined contributes: zeros, or no rows."""
-    shape = request.shape
-    if request.has_free_rows:
-        shape = (0, *shape[1:])
-    dtype = getattr(torch, request.dtype) if request.dtype else torch.uint8
-    return Call(torch.zeros(shape, dtype=dtype))
-
-
-def _buffer_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors one after the other, on the CPU; never one of the callers' tensors."""
+def _buffer_of(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The tensors one after the other, on a device; never one of the callers' tensors."""
     if len(tensors) == 1:
-        return tensors[0].detach().to("cpu", copy=True).contiguous().view(-1)
-    buffer = torch.empty(sum(one.numel() for one in tensors), dtype=tensors[0].dtype)
+        return tensors[0].detach().to(device, copy=True).contiguous().view(-1)
+    count = sum(one.numel() for one in tensors)
+    buffer = torch.empty(count, dtype=tensors[0].dtype, device=device)
     start = 0
     for one in tensors:
         buffer[start : start + one.numel()].copy_(one.detach().reshape(-1))
@@ -225,7 +260,7 @@ def _all_to_all(
 
 
 def _reduce_scatter(communicator: Communicator, request: Request, call: Call) -> Tensor:
-    buffer = _buffer_of([call.tensor]).view(call.tensor.shape)
+    buffer = _buffer_of([call.tensor], torch.device("cpu")).view(call.tensor.shape)
     _scale(buffer, request.prescale)
     op = "sum" if request.op == "average" else request.op
     part = communicator.reduce_scatter(buffer, op)

@@ -84,7 +84,7 @@ class Unsent:
             for part in self._parts.pop(name, ()):
                 if part.begin + part.values.numel() <= size:  # else another tensor has the name
                     at = start + part.begin
-                    buffer[at : at + part.values.numel()] += part.values
+                    buffer[at : at + part.values.numel()] += part.values.to(buffer.device)
             start += size
 
     @property

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from taco_train.lightcc.collective_runner import Call
+from taco_train.lightcc.device.cuda import mark
 from taco_train.lightcc.engine import Work
 from taco_train.lightcc.horovod.ops import ReduceOp
 from taco_train.lightcc.horovod.process_sets import ProcessSet, group_of
@@ -61,6 +62,11 @@ def submit(
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name}: a torch tensor is needed, not {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise ValueError(
+            f"{name}: tensors of layout {tensor.layout} are not supported: use "
+            "sparse_allreduce_async, or make the tensor dense"
+        )
     if tensor.dtype not in _DTYPES:
         raise ValueError(f"{name}: tensors of {tensor.dtype} are not supported")
     request = Request(
@@ -77,4 +83,4 @@ def submit(
         together=together[0],
         num_together=together[1],
     )
-    return current().engine.submit(request, Call(tensor, in_place, splits))
+    return current().engine.submit(request, Call(tensor, in_place, splits, mark(tensor)))

@@ -1,0 +1,1 @@
+"""All-reduces of tensors on devices: levels of torch process groups."""
