@@ -34,6 +34,7 @@ from taco_train.lightcc.launcher.rank_group import (
     RankGroup,
     describe_code,
 )
+from taco_train.lightcc.settings import settings_from
 
 _TICK_SECONDS = 0.1
 
@@ -50,6 +51,7 @@ class _Worker:
         num_ready: how often it has become ready.
         num_answered: how often it was answered.
         leaves: its host is gone from the list, or has fewer slots.
+        is_silent: others wait for a round, and it was ended since it does not come.
     """
 
     number: int
@@ -59,6 +61,7 @@ class _Worker:
     num_ready: int = 0
     num_answered: int = 0
     leaves: bool = False
+    is_silent: bool = False
 
     @property
     def name(self) -> str:
@@ -158,6 +161,11 @@ class ElasticJob:
         self._has_finished = False
         self._last_failure = ""
         self._short_since: float | None = None
+        self._waiting_since: float | None = None
+        environment = {**os.environ, **options.variables}
+        self._silent_seconds = settings_from(environment).stall_fail_seconds or (
+            options.elastic_timeout
+        )
 
     def run(self) -> None:
         """Returns when the workers of a round have ended well.
@@ -184,6 +192,7 @@ class ElasticJob:
                 self._begin_round()
             else:
                 self._announce()
+                self._end_silent()
 
     def _slots(self) -> dict[str, int]:
         """Usable slots by host: each failure of a worker takes one from its host."""
@@ -279,6 +288,26 @@ class ElasticJob:
             return True  # those that are starting come in at a later commit
         return not self._starting(staying)
 
+    def _end_silent(self) -> None:
+        """Ends the members of the last round for which the others have waited too long.
+
+        A process that is stopped, or hangs outside of collectives, fails no connection.
+        """
+        members = [one for one in self._workers.values() if one.first_round is not None]
+        now = time.monotonic()
+        if not any(one.waits for one in members):
+            self._waiting_since = None
+            return
+        self._waiting_since = self._waiting_since or now
+        if now - self._waiting_since < self._silent_seconds:
+            return
+        for worker in members:
+            if not (worker.waits or worker.is_silent):
+                worker.is_silent = True
+                line = f"worker {worker.number} on host {worker.host} is silent: it is ended"
+                print(f"horovodrun: {line}", file=sys.stderr, flush=True)
+                self._group.stop(worker.number)
+
     def _starting(self, workers: list[_Worker]) -> list[_Worker]:
         """Those that are not ready yet, but may be in time."""
         oldest = time.monotonic() - self._options.start_timeout
@@ -307,6 +336,7 @@ class ElasticJob:
         ordered = _ranked(chosen)
         self.members = [one.number for one in ordered]
         self._round_updates = self._num_updates
+        self._waiting_since = None
         variables = rank_variables([one.host for one in ordered])
         for worker, own in zip(ordered, variables, strict=True):
             said = Answer(own, f"elastic {self._num_rounds}", self._num_updates)

@@ -27,13 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # torch takes seconds
     from taco_train.lightcc.launcher.elastic_job import run_elastic
     from taco_train.lightcc.launcher.static_job import run_static
+    from taco_train.lightcc.variables import VariableError
 
     try:
         if options.is_elastic:
             run_elastic(options)
         else:
             run_static(options)
-    except HostsError as error:
+    except (HostsError, VariableError) as error:
         print(f"horovodrun: error: {error}", file=sys.stderr)
         return 2
     except JobError as error:

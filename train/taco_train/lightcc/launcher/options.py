@@ -114,7 +114,9 @@ def _add_elastic(parser: argparse.ArgumentParser) -> None:
         type=_positive_seconds,
         default=_DEFAULT_ELASTIC_SECONDS,
         metavar="SECONDS",
-        help="Maximum seconds to wait for enough ranks after one was lost (default 600).",
+        help="Maximum seconds to wait for enough ranks after one was lost (default 600). A rank "
+        "that is this late for the next round is ended. HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, "
+        "where it is set, is the limit for late ranks.",
     )
     add("--reset-limit", type=_positive, metavar="N", help="How often ranks may connect anew.")
 

@@ -137,6 +137,8 @@ def guard_command() -> list[str]:
 def ssh_command(host: str, connection: Connection) -> list[str]:
     """`ssh` to a host where this Python and this package are at the same path."""
     options = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
+    # ssh ends with 255 where its link is cut.
+    options += ["-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=4"]
     if connection.port is not None:
         options += ["-p", str(connection.port)]
     if connection.identity_file is not None:
