@@ -51,11 +51,23 @@ def test_numbers_of_a_whole_model_are_few_bytes() -> None:
     assert len(Ready(ids=range(161)).encode()) <= 40
 
 
-@given(ids, st.lists(requests, max_size=3), st.booleans(), st.booleans(), st.booleans())
+@given(
+    ids,
+    st.lists(requests, max_size=3),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.text(max_size=30),
+)
 def test_ready(
-    numbers: list[int], some: list[Request], joined: bool, leaving: bool, blocked: bool
+    numbers: list[int],
+    some: list[Request],
+    joined: bool,
+    leaving: bool,
+    blocked: bool,
+    failure: str,
 ) -> None:
-    message = Ready(sorted(numbers), some, joined, leaving, blocked)
+    message = Ready(sorted(numbers), some, joined, leaving, blocked, failure)
     assert Ready.decode(message.encode()) == message
 
 

@@ -15,9 +15,7 @@ from taco_train.cluster.store import KeyValueStore, RendezvousError
 from taco_train.collective import library
 from taco_train.collective.control import Endpoint, Listener, Message, Record
 from taco_train.collective.errors import CommunicationError
-
-# A host that does not acknowledge for this long is out of reach: its link is cut.
-LINK_TIMEOUT_SECONDS = 8
+from taco_train.collective.tuning import tune
 
 
 @dataclass
@@ -80,7 +78,7 @@ def connect(
             other, connection = _next_arrival(arrivals, placement, connections, deadline)
             connections[other] = connection
         for connection in connections.values():
-            _tune(connection)
+            tune(connection)
         if len(members) > 1:
             _share_memory(made, rank, members, slot_bytes, connections)
     except BaseException:
@@ -138,22 +136,6 @@ def _missing(placement: Placement, ranks: Sequence[int], what: str) -> Communica
         host=placement.hosts[ranks[0]],
         stage="connecting",
     )
-
-
-def _tune(connection: socket.socket) -> None:
-    if connection.family == socket.AF_UNIX:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        return
-    milliseconds = LINK_TIMEOUT_SECONDS * 1000
-    for level, option, value in (
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LINK_TIMEOUT_SECONDS - 2),
-        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds),
-    ):
-        connection.setsockopt(level, option, value)
 
 
 def _share_memory(

@@ -67,6 +67,7 @@ class Link(Protocol):
     def submit(self, request: Request) -> None: ...
     def join(self) -> None: ...
     def note_blocked(self) -> None: ...
+    def fail(self, reason: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -181,6 +182,8 @@ class Engine:
             except Exception as failure:
                 logger.debug("a collective failed", exc_info=True)
                 error = failure
+                # Other ranks may wait for this one's next collectives, and not in this one.
+                self._link.fail(str(failure))
                 self._fail(CollectiveError(str(failure)))
         for work in works:
             if work is not None:

@@ -54,6 +54,7 @@ class Job:
         """Leave the job."""
         self.engine.close()
         self.runner.close()
+        self.reducer.close()
         self.communicator.close()
         if self.server is not None:
             self.server.close()
@@ -94,7 +95,11 @@ def _make_job(
 
     def link(on_batch: Callable[[Batch], None], on_lost: Callable[[str], None]) -> RankLink:
         return RankLink(
-            connection, cycle_seconds=settings.cycle_seconds, on_batch=on_batch, on_lost=on_lost
+            connection,
+            cycle_seconds=settings.cycle_seconds,
+            on_batch=on_batch,
+            on_lost=on_lost,
+            silent_seconds=settings.stall_fail_seconds,
         )
 
     runner = CollectiveRunner(communicator, reducer)

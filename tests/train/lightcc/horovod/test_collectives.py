@@ -276,6 +276,8 @@ def unsupported() -> None:
         hvd.allreduce([1.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"complex64 are not supported"):
         hvd.allreduce(torch.zeros(1, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"layout torch.sparse_coo are not supported: use sparse_"):
+        hvd.allreduce(torch.ones(1).to_sparse())
     with pytest.raises(ValueError, match="give op or average, not both"):
         hvd.allreduce(torch.zeros(1), average=True, op=hvd.Sum)
     with pytest.raises(ValueError, match="root_rank is 9; it must be from 0 to 3"):

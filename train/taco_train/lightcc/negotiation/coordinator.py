@@ -78,7 +78,7 @@ class Coordinator:
         self._pending: dict[Key, _Pending] = {}
         self._complete: dict[Key, None] = {}  # in the order of their completion
         self._joined: list[int] = []  # in the order of their joining
-        self._left: set[int] = set()
+        self._left: dict[int, str] = {}  # why, by rank, in the order in which they left
         self._blocked: set[int] = set()
         self._numbered: dict[int, Request] = {}
         self._number_of: dict[Request, int] = {}
@@ -86,7 +86,7 @@ class Coordinator:
 
     @property
     def num_left(self) -> int:
-        """Ranks that have shut down."""
+        """Ranks that have shut down, have failed or are gone."""
         return len(self._left)
 
     @property
@@ -117,17 +117,20 @@ class Coordinator:
             for key in list(self._pending):
                 self._note_if_complete(key)
         if ready.leaving:
-            self._left.add(rank)
+            self._left.setdefault(rank, "has shut down")
+        if ready.failure:
+            self._left.setdefault(rank, f"has failed: {ready.failure}")
 
     def lose(self, rank: int) -> None:
         """A rank is gone without a word."""
-        self._left.add(rank)
+        self._left.setdefault(rank, "is gone: its process has ended, or its link is cut")
 
     def take_batches(self, now: float) -> list[Batch]:
         """What all ranks run next, in this order."""
         batches = []
         if self._left:
-            batches += self._fail_all(f"rank {min(self._left)} has shut down")
+            rank, why = next(iter(self._left.items()))
+            batches += self._fail_all(f"rank {rank} {why}")
         keys, self._complete = list(self._complete), {}
         units = self._units(keys)
         batches += [one for unit in self._fused(units, now) for one in self._run(unit)]
@@ -155,7 +158,7 @@ class Coordinator:
         """End all if every rank waits, and none has submitted anything for a while."""
         if len(self._blocked) + len(self._joined) < self._size or not self._blocked:
             return []
-        if self._complete or now - self._last_change < after_seconds:
+        if now - self._last_change < after_seconds:
             return []
         self._blocked.clear()
         return self._fail(list(self._pending), "every rank waits, and not for the same names")
@@ -177,15 +180,20 @@ class Coordinator:
         """Keys that must run together; those of incomplete units wait for the others."""
         labelled: dict[str, list[Key]] = defaultdict(list)
         for key in keys:
-            example = next(iter(self._pending[key].requests.values()))
+            example = self._example(key)
             if not example.together:
                 yield [key]
                 continue
             unit = labelled[example.together]
             unit.append(key)
-            if len(unit) == example.num_together:
+            if len(unit) == example.num_together and not any(map(self._is_torn, unit)):
                 yield labelled.pop(example.together)
         self._complete = {key: None for unit in labelled.values() for key in unit}
+
+    def _is_torn(self, key: Key) -> bool:
+        """Whether ranks have it in groups of different tensors: some are missing on some ranks."""
+        groups = {(one.together, one.num_together) for one in self._pending[key].requests.values()}
+        return len(groups) > 1
 
     def _fused(self, units: Iterable[list[Key]], now: float) -> Iterator[list[Key]]:
         """Units of the same kind of sum: planned buckets, and others as long as they fit."""
@@ -276,16 +284,15 @@ class Coordinator:
     def _error_of(self, key: Key, pending: _Pending) -> str:
         """Why the requests of the ranks cannot run as one collective; "": they can."""
         by_rank = dict(sorted(pending.requests.items()))
-        first, *others = by_rank.values()
+        first = next(iter(by_rank.values()))
         absent = [rank for rank in self._members(key) if rank not in by_rank]
         if absent and (first.kind not in _WITH_ZEROS or first.op not in ("", "sum", "average")):
             what = " ".join(filter(None, (first.kind, first.op)))
             return f"{what} is not possible after a rank has joined"
         if first.kind is Kind.BROADCAST and first.root in absent:
             return f"the root rank {first.root} has joined"
-        for other in others:
-            if name := first.difference(other):
-                return f"ranks differ in {name}: {_values(by_rank, name)}"
+        if difference := _difference(by_rank):
+            return difference
         members = self._members(key)
         if first.kind is Kind.BROADCAST and first.root not in members:
             return f"the root rank {first.root} is not in the process set {list(members)}"
@@ -306,7 +313,8 @@ class Coordinator:
             request = next(iter(pending.requests.values()))
             stall = self._stall(pending, pending.since)
             missing = f"; missing ranks: {_list(stall.missing)}" if stall.missing else ""
-            batches.append(Batch(requests=[request], error=f"{reason}{missing}"))
+            error = _difference(pending.requests) or f"{reason}{missing}"
+            batches.append(Batch(requests=[request], error=error))
         self._complete = {key: None for key in self._complete if key in self._pending}
         return batches
 
@@ -330,6 +338,16 @@ class Coordinator:
 
 def _keys(units: Iterable[Unit]) -> list[Key]:
     return [key for unit in units for key in unit.name]
+
+
+def _difference(requests: dict[int, Request]) -> str:
+    """In what the ranks' requests differ and must not, and what each rank sent; "": nothing."""
+    by_rank = dict(sorted(requests.items()))
+    first, *others = by_rank.values()
+    for other in others:
+        if name := first.difference(other):
+            return f"ranks differ in {name}: {_values(by_rank, name)}"
+    return ""
 
 
 def _values(by_rank: dict[int, Request], name: str) -> str:

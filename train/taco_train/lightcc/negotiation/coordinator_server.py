@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from taco_train.collective.tuning import tune
 from taco_train.lightcc.negotiation.coordinator import Coordinator, Stall
 from taco_train.lightcc.negotiation.frames import FrameReader, frame
 from taco_train.lightcc.negotiation.messages import Batch, Ready, encode_batches
@@ -21,6 +22,7 @@ TOKEN_BYTES = 32
 HELLO = struct.Struct(f"<{TOKEN_BYTES}sI")  # token, rank
 _TICK_SECONDS = 0.25
 _DEADLOCK_SECONDS = 1.0
+_BEATS = 4  # in the time after which a stall is an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class CoordinatorServer:
         self._size = size
         self._token = token
         self._limits = limits
+        beat_seconds = limits.fail_seconds / _BEATS if limits.fail_seconds else _TICK_SECONDS
+        self._tick_seconds = min(_TICK_SECONDS, beat_seconds)
         self._clock = clock
         self._listener = socket.create_server((address, 0), backlog=max(size, 16))
         self._listener.setblocking(False)
@@ -74,6 +78,7 @@ class CoordinatorServer:
         self._wake_read, self._wake_write = socket.socketpair()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._ranks: dict[int, _Connection] = {}
+        self._next_beat = 0.0
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="lightcc-coordinator", daemon=True)
 
@@ -101,6 +106,7 @@ class CoordinatorServer:
                     elif isinstance(key.data, _Connection):
                         self._progress(key.data, events)
                 self._send_all([*self._coordinator.take_batches(self._clock()), *self._overdue()])
+                self._beat()
         finally:
             for connection in list(self._selector.get_map().values()):
                 if isinstance(connection.data, _Connection):
@@ -117,7 +123,7 @@ class CoordinatorServer:
         except OSError:
             return
         accepted.setblocking(False)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(accepted)
         self._selector.register(accepted, selectors.EVENT_READ, _Connection(accepted))
 
     def _progress(self, connection: _Connection, events: int) -> None:
@@ -169,9 +175,17 @@ class CoordinatorServer:
         return batches
 
     def _send_all(self, batches: list[Batch]) -> None:
-        if not batches:
+        if batches:
+            self._send_frame(frame(encode_batches(batches)))
+
+    def _beat(self) -> None:
+        """Shows ranks that wait that this process lives."""
+        if not self._limits.fail_seconds or self._clock() < self._next_beat:
             return
-        data = frame(encode_batches(batches))
+        self._next_beat = self._clock() + self._limits.fail_seconds / _BEATS
+        self._send_frame(frame(b""))
+
+    def _send_frame(self, data: bytes) -> None:
         for connection in list(self._ranks.values()):
             connection.unsent += data
             self._flush(connection)

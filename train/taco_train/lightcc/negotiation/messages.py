@@ -14,10 +14,11 @@ from taco_train.lightcc.negotiation.requests import (
     encode_requests,
 )
 
-_READY = struct.Struct("<BII")  # flags, bytes of ids, bytes of requests
+_READY = struct.Struct("<BIIH")  # flags, bytes of ids, of requests, and of the failure
 _ITEM = struct.Struct("<BI")  # whether ids follow, or JSON; how many of them, or its bytes
 _BASE = struct.Struct("<I")  # the smallest id; a bit for each number from it follows
 _MAX_ID_SPAN = 2**22
+_MAX_FAILURE_BYTES = 1000
 _JOINED, _LEAVING, _BLOCKED = 1, 2, 4
 _JSON, _IDS = 0, 1
 
@@ -63,6 +64,7 @@ class Ready:
         joined: the rank has no more data, and contributes zeros.
         leaving: the rank shuts down.
         blocked: a thread of the rank has waited for a result for a while.
+        failure: why the rank cannot compute with others any more; "": it can.
     """
 
     ids: Sequence[int] = ()
@@ -70,12 +72,15 @@ class Ready:
     joined: bool = False
     leaving: bool = False
     blocked: bool = False
+    failure: str = ""
 
     def encode(self) -> bytes:
         ids = encode_ids(self.ids)
         requests = encode_requests(self.requests) if self.requests else b""
         flags = _JOINED * self.joined | _LEAVING * self.leaving | _BLOCKED * self.blocked
-        return _READY.pack(flags, len(ids), len(requests)) + ids + requests
+        failure = self.failure.encode()[:_MAX_FAILURE_BYTES]
+        header = _READY.pack(flags, len(ids), len(requests), len(failure))
+        return header + ids + requests + failure
 
     @staticmethod
     def decode(data: bytes) -> Ready:
@@ -86,16 +91,18 @@ class Ready:
         """
         if len(data) < _READY.size:
             raise ValueError("a message of a rank is too short")
-        flags, num_ids, num_requests = _READY.unpack_from(data)
+        flags, num_ids, num_requests, num_failure = _READY.unpack_from(data)
         end = _READY.size + num_ids
-        if end + num_requests != len(data):
+        requests_end = end + num_requests
+        if requests_end + num_failure != len(data):
             raise ValueError("a message of a rank has a wrong length")
         return Ready(
             decode_ids(data[_READY.size : end]),
-            decode_requests(data[end:]) if num_requests else [],
+            decode_requests(data[end:requests_end]) if num_requests else [],
             bool(flags & _JOINED),
             bool(flags & _LEAVING),
             bool(flags & _BLOCKED),
+            data[requests_end:].decode(errors="replace"),
         )
 
 

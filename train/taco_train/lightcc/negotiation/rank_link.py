@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from taco_train.collective.tuning import tune
 from taco_train.lightcc.negotiation.coordinator_server import HELLO
 from taco_train.lightcc.negotiation.frames import FrameReader, frame
 from taco_train.lightcc.negotiation.messages import Batch, Ready, decode_batches
@@ -26,6 +27,8 @@ class RankLink:
         on_batch: called in the thread with each batch, in the coordinator's order, after its
             `ids` are replaced by the rank's requests.
         on_lost: called once if the connection ends before `close`, with the reason.
+        silent_seconds: the connection ends when the coordinator sends nothing for this time; 0:
+            it may be silent.
     """
 
     def __init__(
@@ -35,8 +38,11 @@ class RankLink:
         cycle_seconds: float,
         on_batch: Callable[[Batch], None],
         on_lost: Callable[[str], None],
+        silent_seconds: float = 0.0,
     ) -> None:
         self._connection = connection
+        self._silent_seconds = silent_seconds
+        self._heard_at = time.monotonic()
         self._cycle_seconds = cycle_seconds
         self._on_batch, self._on_lost = on_batch, on_lost
         self._reader = FrameReader()
@@ -66,6 +72,12 @@ class RankLink:
         """A thread of the rank has waited for a result for a while."""
         self._set_flags(blocked=True)
 
+    def fail(self, reason: str) -> None:
+        """The rank cannot compute with others any more: all ranks get this as an error."""
+        with self._lock:
+            self._flags = replace(self._flags, failure=reason)
+        self._wake()
+
     def close(self) -> None:
         """Tell the coordinator that the rank leaves, and end the thread; safe to repeat."""
         if self._is_closing:
@@ -81,7 +93,8 @@ class RankLink:
     ) -> None:
         with self._lock:
             now = self._flags
-            self._flags = Ready(
+            self._flags = replace(
+                now,
                 joined=now.joined or joined,
                 blocked=now.blocked or blocked,
                 leaving=now.leaving or leaving,
@@ -105,15 +118,32 @@ class RankLink:
 
     def _step(self, selector: selectors.BaseSelector) -> bool:
         """Wait for something and do it; False: the link has ended."""
-        delay = max(self._next_send - time.monotonic(), 0.0) if self._has_unsent() else None
-        for key, _ in selector.select(delay):
+        for key, _ in selector.select(self._delay()):
             if key.fileobj is self._wake_read:
                 self._wake_read.recv(4096)
             elif not self._receive():
                 return False
         if self._has_unsent() and (self._is_closing or time.monotonic() >= self._next_send):
             self._send()
+        if self._is_silent(selector):
+            self._on_lost(f"nothing came from rank 0 for {self._silent_seconds:g} seconds")
+            return False
         return not self._is_closing
+
+    def _is_silent(self, selector: selectors.BaseSelector) -> bool:
+        if not self._silent_seconds:
+            return False
+        if time.monotonic() - self._heard_at <= self._silent_seconds:
+            return False
+        # If this process was stopped, messages have come meanwhile.
+        return all(key.fileobj is not self._connection for key, _ in selector.select(0))
+
+    def _delay(self) -> float | None:
+        """Seconds until there is something to do; None: when something comes."""
+        times = [self._next_send] if self._has_unsent() else []
+        if self._silent_seconds:
+            times.append(self._heard_at + self._silent_seconds)
+        return max(min(times) - time.monotonic(), 0.0) if times else None
 
     def _has_unsent(self) -> bool:
         return bool(self._unsent) or self._flags != Ready()
@@ -134,8 +164,11 @@ class RankLink:
         frames = self._reader.receive(self._connection)
         if frames is None:
             if not self._is_closing:
-                self._on_lost("the coordinator on rank 0 is gone")
+                self._on_lost(
+                    "rank 0 is gone, with the coordinator: its process has ended, or a link is cut"
+                )
             return False
+        self._heard_at = time.monotonic()
         for data in frames:
             for batch in decode_batches(data):
                 self._on_batch(self._in_full(batch))
@@ -160,6 +193,6 @@ def connect(address: str, port: int, *, token: bytes, rank: int) -> socket.socke
     """
     connection = socket.create_connection((address, port), timeout=30.0)
     connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    tune(connection)
     connection.sendall(frame(HELLO.pack(token, rank)))
     return connection

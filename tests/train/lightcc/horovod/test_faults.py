@@ -1,0 +1,205 @@
+"""What ranks raise when one is killed or stopped, at each stage, or a link is cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import taco_train.lightcc.horovod.torch as hvd
+from support.patience import PATIENCE_SECONDS
+from support.train_processes import Outcome, RankPool
+from taco_train.cluster.emulation.emulator import emulate
+from taco_train.cluster.emulation.fabric import Fabric
+from taco_train.lightcc.horovod.state import current
+
+pytestmark = pytest.mark.process
+HOSTS = ["a", "a", "b", "b"]
+VICTIM = 1
+# Long enough that a rank can be caught in any stage.
+LONG = 2_000_000
+SHARED_MEMORY, BETWEEN_HOSTS = "shared memory", "exchange between hosts"
+
+
+@contextmanager
+def running_ranks(**variables: str) -> Iterator[RankPool]:
+    environment = {"LIGHT_2D_ALLREDUCE": "1", **variables}
+    with RankPool(len(HOSTS), hosts=HOSTS, environment=environment) as pool:
+        pool.run(hvd.init)
+        yield pool
+
+
+def all_but(rank: int) -> list[int]:
+    return [one for one in range(len(HOSTS)) if one != rank]
+
+
+def messages_of(outcomes: list[Outcome]) -> list[str]:
+    assert all(isinstance(one.error, hvd.HorovodInternalError) for one in outcomes), outcomes
+    return [str(one.error) for one in outcomes]
+
+
+def left_after_shutdown() -> list[str]:
+    """Shared memory and threads of a job that has ended."""
+    hvd.shutdown()
+    # realpath: the descriptor of the listing itself is closed by now.
+    files = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    threads = [one.name for one in threading.enumerate()]
+    return [
+        *(one for one in [*files, *mapped] if "memfd:taco_train" in one),
+        *(one for one in os.listdir("/dev/shm") if "taco_train" in one),
+        *(name for name in threads if name.startswith(("lightcc", "taco_train"))),
+    ]
+
+
+HANDLES: list[int] = []
+
+
+def submit() -> None:
+    HANDLES.append(hvd.allreduce_async(torch.ones(10), name="waits"))
+
+
+def synchronize() -> None:
+    hvd.synchronize(HANDLES.pop())
+
+
+def reduce_again() -> None:
+    hvd.allreduce(torch.ones(10), name="later")
+
+
+@pytest.mark.parametrize("victim", [VICTIM, 0])
+def test_a_rank_that_is_killed_while_others_negotiate(victim: int) -> None:
+    others = all_but(victim)
+    with running_ranks() as pool:
+        pool.run(submit, ranks=others)
+        pool.signal(victim, signal.SIGKILL)
+        for message in messages_of(pool.outcomes(synchronize, ranks=others)):
+            assert f"rank {victim} is gone" in message
+        for message in messages_of(pool.outcomes(reduce_again, ranks=others)):
+            assert f"rank {victim} is gone" in message
+        assert pool.run(left_after_shutdown, ranks=others) == [[]] * len(others)
+
+
+def reduce_until_failure() -> None:
+    tensor = torch.ones(LONG)
+    while True:
+        hvd.allreduce_(tensor.fill_(1.0), name="long", op=hvd.Sum)
+
+
+def reduce_and_signal(stage: str, number: signal.Signals) -> None:
+    """Signals this process once it is in a stage."""
+
+    def watch() -> None:
+        while current().communicator.state().stage != stage:
+            pass
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=watch, daemon=True).start()
+    reduce_until_failure()
+
+
+@pytest.mark.parametrize("top_k", ["0", "1"])
+@pytest.mark.parametrize("stage", [SHARED_MEMORY, BETWEEN_HOSTS])
+def test_a_rank_that_is_killed_in_a_collective(stage: str, top_k: str) -> None:
+    others = all_but(VICTIM)
+    with running_ranks(LIGHT_TOPK_ALLREDUCE=top_k) as pool:
+        pool.start(reduce_and_signal, stage, signal.SIGKILL, ranks=[VICTIM])
+        pool.start(reduce_until_failure, ranks=others)
+        assert pool.finish([VICTIM])[0].exit_code == -signal.SIGKILL
+        for message in messages_of(pool.finish(others)):
+            assert f"rank {VICTIM} is gone" in message
+        assert pool.run(left_after_shutdown, ranks=others) == [[]] * len(others)
+
+
+def stop_and_submit() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    hvd.allreduce(torch.ones(10), name="waits")
+
+
+def test_a_rank_that_is_stopped_for_longer_than_the_stall_limit() -> None:
+    others = all_but(VICTIM)
+    with running_ranks(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="1") as pool:
+        pool.start(stop_and_submit, ranks=[VICTIM])
+        pool.run(submit, ranks=others)
+        for message in messages_of(pool.outcomes(synchronize, ranks=others)):
+            assert message.endswith(
+                f"some ranks have not submitted it for 1 seconds; missing ranks: {VICTIM}"
+            )
+        pool.signal(VICTIM, signal.SIGCONT)
+        (message,) = messages_of(pool.finish([VICTIM]))
+        assert "some ranks have not submitted it" in message
+
+
+def test_rank_0_is_stopped_for_longer_than_the_stall_limit() -> None:
+    others = all_but(0)
+    with running_ranks(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="1") as pool:
+        pool.start(stop_and_submit, ranks=[0])
+        for message in messages_of(pool.outcomes(reduce_again, ranks=others)):
+            assert message.endswith("nothing came from rank 0 for 1 seconds")
+        pool.signal(0, signal.SIGCONT)
+        messages_of(pool.finish([0]))
+
+
+@pytest.mark.parametrize("stage", [SHARED_MEMORY, BETWEEN_HOSTS])
+def test_a_rank_that_is_stopped_in_a_collective(stage: str) -> None:
+    others = all_but(VICTIM)
+    # The stall limit counts where the signal comes just after the collective.
+    stall_limit = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"}
+    with running_ranks(HOROVOD_GLOO_TIMEOUT_SECONDS="1", **stall_limit) as pool:
+        pool.start(reduce_and_signal, stage, signal.SIGSTOP, ranks=[VICTIM])
+        pool.start(reduce_until_failure, ranks=others)
+        for message in messages_of(pool.finish(others)):
+            is_silent = f"rank {VICTIM} is silent: it does not answer" in message
+            assert is_silent or message.endswith(f"missing ranks: {VICTIM}")
+        assert pool.run(left_after_shutdown, ranks=others) == [[]] * len(others)
+        pool.signal(VICTIM, signal.SIGCONT)
+        messages_of(pool.finish([VICTIM]))  # it does not compute on with what it has
+        assert pool.run(left_after_shutdown, ranks=[VICTIM]) == [[]]
+
+
+# Ranks of host 0 wait for those of host 1, which submit once their link is cut.
+NEGOTIATE = """
+import pathlib, sys, time
+import torch
+import taco_train.lightcc.horovod.torch as hvd
+hvd.init()
+hvd.barrier()
+print("ready", flush=True)
+if hvd.cross_rank() == 1:
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.02)
+try:
+    hvd.allreduce(torch.ones(10), name="waits")
+except hvd.HorovodInternalError as error:
+    print(f"rank {hvd.rank()}|{error}", flush=True)
+hvd.shutdown()
+"""
+
+
+def test_a_link_that_is_cut_while_ranks_negotiate(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with emulate(Fabric(hosts=2)) as hosts, os.fdopen(reader) as output:
+        command = [sys.executable, "-c", NEGOTIATE, str(tmp_path / "cut")]
+        processes = [
+            hosts.start(rank // 2, command, environment=environment, stdout=writer)
+            for rank, environment in enumerate(hosts.environments(2))
+        ]
+        os.close(writer)
+        assert [output.readline() for _ in processes] == ["ready\n"] * 4
+        hosts.cut(1)
+        (tmp_path / "cut").touch()
+        assert [process.wait(PATIENCE_SECONDS) for process in processes] == [0] * 4
+        lines = sorted(output.read().splitlines())
+    for rank, line in enumerate(lines):
+        sender, message = line.split("|")
+        assert sender == f"rank {rank}"
+        # Each side names a rank of the other.
+        assert any(f"rank {one} is gone" in message for one in ([2, 3] if rank < 2 else [0]))
+    assert len(lines) == 4
