@@ -110,6 +110,7 @@ test-tools:
 # Every fault at the product's own time constants; how long streams pause goes to bench/results/.
 chaos: install
 	$(BIN)/python -m bench.services.chaos --save $(ARGS)
+	$(BIN)/python -m bench.services.chaos_training --save
 
 lint: install
 	$(BIN)/ruff check .
