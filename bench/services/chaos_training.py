@@ -42,7 +42,7 @@ try:
     while True:
         hvd.allreduce_(tensor.fill_(1.0), name="long")
 except hvd.HorovodInternalError:
-    print(time.monotonic(), flush=True)
+    print(f"{time.monotonic()}\\n", end="", flush=True)
 """
 ELASTIC = """
 import os, signal, time
@@ -91,15 +91,16 @@ FAULTS: dict[str, tuple[str, Fault, int]] = {
 }
 
 
-def measure(what: str, fault: Fault, num_ranks: int) -> list[float]:
+def measure(name: str) -> list[float]:
     """Seconds from a fault to the error of each rank that is left."""
+    what, fault, num_ranks = FAULTS[name]
     reader, writer = os.pipe()
     with emulate(Fabric(hosts=2, rate=1e9)) as hosts, os.fdopen(reader) as output:
         processes = [
             hosts.start(
                 rank // 2,
                 [sys.executable, "-c", RANK, what, str(VICTIM)],
-                environment=environment | LIMITS,
+                environment=environment | (LIMITS if "SIGSTOP" in name else {}),
                 stdout=writer,
             )
             for rank, environment in enumerate(hosts.environments(2))
@@ -140,8 +141,8 @@ def main() -> int:
     rows = {}
     print(f"{'fault':48} {'ranks':>6} {'p50 s':>8} {'max s':>8}")
     measures: dict[str, Callable[[], list[float]]] = {
-        name: lambda of=of: measure(*of)  # type: ignore[misc]
-        for name, of in FAULTS.items()
+        name: lambda name=name: measure(name)  # type: ignore[misc]
+        for name in FAULTS
     }
     measures["elastic: kill -9, until the next step"] = measure_elastic
     for name, one in measures.items():

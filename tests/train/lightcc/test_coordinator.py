@@ -214,6 +214,18 @@ def test_names_that_differ_fail_once_every_rank_waits() -> None:
     assert errors["yours"].endswith("missing ranks: 0")
 
 
+def test_a_rank_that_has_its_result_does_not_wait() -> None:
+    one = coordinator()
+    submit(one, 0, GRADIENT)
+    one.receive(0, Ready(blocked=True), 0.5)
+    submit(one, 1, GRADIENT, now=1.0)
+    assert names(take(one)[0]) == ["a"]
+    one.receive(0, Ready(blocked=True), 1.0)  # by the collective that runs
+    submit(one, 1, replace(GRADIENT, name="next"), now=1.0)
+    one.receive(1, Ready(blocked=True), 1.5)
+    assert one.fail_deadlocked(9.0, 1.0) == []  # rank 0 computes
+
+
 def test_a_name_submitted_twice_is_an_error_of_the_rank() -> None:
     one = coordinator()
     submit(one, 0, GRADIENT)

@@ -134,9 +134,9 @@ class Engine:
         Raises:
             CollectiveError: it failed.
         """
-        if not work.wait(_BLOCKED_SECONDS):
-            self._link.note_blocked()
-            work.wait()
+        while not work.wait(_BLOCKED_SECONDS):
+            if self._works.get(work.request.key) is work:  # it does not run yet
+                self._link.note_blocked()
         if work.error is not None:
             raise CollectiveError(str(work.error)) from work.error
         return work.output

@@ -156,7 +156,9 @@ class Coordinator:
 
     def fail_deadlocked(self, now: float, after_seconds: float) -> list[Batch]:
         """End all if every rank waits, and none has submitted anything for a while."""
-        if len(self._blocked) + len(self._joined) < self._size or not self._blocked:
+        submitted = {rank for one in self._pending.values() for rank in one.requests}
+        blocked = self._blocked & submitted  # others wait for a collective that runs
+        if len(blocked) + len(self._joined) < self._size or not blocked:
             return []
         if now - self._last_change < after_seconds:
             return []
@@ -253,7 +255,7 @@ class Coordinator:
         good: list[Request] = []
         all_numbered = not self._joined
         for key in keys:
-            pending = self._pending.pop(key)
+            pending = self._take(key)
             request = next(iter(pending.requests.values()))
             error = self._error_of(key, pending)
             if error:
@@ -309,7 +311,7 @@ class Coordinator:
         if self._planner is not None:
             self._planner.forget(keys)
         for key in keys:
-            pending = self._pending.pop(key)
+            pending = self._take(key)
             request = next(iter(pending.requests.values()))
             stall = self._stall(pending, pending.since)
             missing = f"; missing ranks: {_list(stall.missing)}" if stall.missing else ""
@@ -317,6 +319,12 @@ class Coordinator:
             batches.append(Batch(requests=[request], error=error))
         self._complete = {key: None for key in self._complete if key in self._pending}
         return batches
+
+    def _take(self, key: Key) -> _Pending:
+        """A name that ends now; its ranks compute on unless they say again that they wait."""
+        pending = self._pending.pop(key)
+        self._blocked -= pending.requests.keys()
+        return pending
 
     def _stall(self, pending: _Pending, now: float) -> Stall:
         example = next(iter(pending.requests.values()))
