@@ -1,5 +1,4 @@
 #include "dispatch/isa_table.h"
-#include "matmul/codes/pack_codes.h"
 #include "matmul/encode.h"
 #include "matmul/greedy_argmax.h"
 #include "matmul/multiply.h"
@@ -13,6 +12,5 @@ void TACO_ISA::add_matmul(Kernels& table) {
     table.multiply_heads = multiply_heads;
     table.multiply_argmax = multiply_argmax;
     table.pack = pack;
-    table.pack_codes = pack_codes;
     table.read_rows = read_rows;
 }

@@ -51,7 +51,6 @@ struct Kernels {
     void (*multiply_heads)(Thread&, const HeadProduct&);
     void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);
     void (*pack)(Thread&, const Packing&);
-    void (*pack_codes)(Thread&, const CodePacking&);
     // Copies rows of W, of f32 or bf16 operands, to `out`: [count, matrix.k].
     void (*read_rows)(Thread&, const Matrix&, int64_t count, const int64_t* rows, float* out);
     void (*route)(Thread&, const Routing&);

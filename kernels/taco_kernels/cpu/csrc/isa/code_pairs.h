@@ -14,12 +14,6 @@ constexpr bool WIDENS_PAIRS = std::is_same_v<Bf16Operand, float>;
 // Two vectors of numbers make a pair row (sixteen rows of W at two columns). Where pairs are
 // widened, these are the first column and the second one. Else their lanes are in the order of a
 // bf16 panel: the first vector has both columns of eight rows, one after the other.
-constexpr int64_t row_of_lane(int vector, int lane) {
-    return WIDENS_PAIRS ? lane : 8 * (vector % 2) + lane / 2;
-}
-constexpr int64_t column_of_lane(int vector, int lane) {
-    return WIDENS_PAIRS ? vector : vector / 2 * 2 + lane % 2;
-}
 
 // Numbers of the first sixteen of 32 codes, and of the others, divided by E4M3_FACTOR.
 constexpr float E4M3_FACTOR = 256;
