@@ -119,8 +119,15 @@ async def test_tokens_do_not_depend_on_the_schedule(
             yield service
 
     monkeypatch.setattr("support.real_app.serve", remembered)
+    # Two of the long answers at a time need more than 8 blocks.
     requests: list[dict[str, Any]] = [
-        {"seed": seed, "temperature": temperature, "thinking_token_budget": 3 * seed, **more}
+        {
+            "seed": seed,
+            "temperature": temperature,
+            "thinking_token_budget": 3 * seed,
+            "max_tokens": 100,
+            **more,
+        }
         for seed, temperature in enumerate((0.0, 1.0, 0.0, 1.2))
         for more in ({}, CHOICE)
     ]

@@ -201,5 +201,5 @@ def test_held_gradients_fail_with_a_rank_that_leaves(coordinator: Coordinator) -
     assert num_run(coordinator, "a") == 0
     coordinator.lose(1)
     (batch,) = coordinator.take_batches(100.1)
-    assert "rank 1 has shut down" in batch.error
+    assert "rank 1 is gone" in batch.error
     assert coordinator.next_due is None
