@@ -11,7 +11,9 @@ from taco_train.cluster.emulation.fabric import Fabric
 
 pytestmark = pytest.mark.process
 
+# A line is one write: ranks share the pipe.
 REDUCE = """
+import os
 import torch
 from taco_train.collective.communicator import Communicator
 from taco_train.collective.errors import CommunicationError
@@ -20,12 +22,12 @@ from taco_train.collective.store import connect
 placement, store = connect()
 ranks = Communicator(placement, store, timeout_seconds=300.0)
 ranks.barrier()
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 try:
     while True:
         ranks.all_reduce(torch.ones(500_000))
 except CommunicationError as error:
-    print(f"rank {placement.rank}|{error.host}|{error}", flush=True)
+    os.write(1, f"rank {placement.rank}|{error.host}|{error}\\n".encode())
 """
 
 

@@ -166,21 +166,22 @@ def test_a_rank_that_is_stopped_in_a_collective(stage: str) -> None:
         assert pool.run(left_after_shutdown, ranks=[VICTIM]) == [[]]
 
 
-# Ranks of host 0 wait for those of host 1, which submit once their link is cut.
+# Ranks of host 0 wait for those of host 1, which submit once their link is cut. Ranks share a pipe, so
+# a line is one write.
 NEGOTIATE = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 import torch
 import taco_train.lightcc.horovod.torch as hvd
 hvd.init()
 hvd.barrier()
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 if hvd.cross_rank() == 1:
     while not pathlib.Path(sys.argv[1]).exists():
         time.sleep(0.02)
 try:
     hvd.allreduce(torch.ones(10), name="waits")
 except hvd.HorovodInternalError as error:
-    print(f"rank {hvd.rank()}|{error}", flush=True)
+    os.write(1, f"rank {hvd.rank()}|{error}\\n".encode())
 hvd.shutdown()
 """
 
