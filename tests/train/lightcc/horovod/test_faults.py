@@ -166,8 +166,8 @@ def test_a_rank_that_is_stopped_in_a_collective(stage: str) -> None:
         assert pool.run(left_after_shutdown, ranks=[VICTIM]) == [[]]
 
 
-# Ranks of host 0 wait for those of host 1, which submit once their link is cut. Ranks share a pipe, so
-# a line is one write.
+# Ranks of host 0 wait for those of host 1, which submit once their link is cut.
+# A line is one write: ranks share the pipe.
 NEGOTIATE = """
 import os, pathlib, sys, time
 import torch
