@@ -31,6 +31,11 @@ class Answer:
         self._num_id_chars = num_id_chars
         self._max_calls = max_calls
         self._delta = ResponseDelta()
+        # Of the new part. `take` joins them, since a whole answer may come at once: appending to
+        # the text each time would copy a megabyte of arguments for each of its strings.
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._arguments: list[str] = []  # of the current call
         self.content = TrimmedText(self._add_content)
         self.known_names: Collection[str] | None = None
         self.num_calls = 0
@@ -39,14 +44,18 @@ class Answer:
 
     def take(self) -> ResponseDelta:
         """The parts that are new since the last call."""
+        self._join_arguments()
         delta, self._delta = self._delta, ResponseDelta()
+        delta.reasoning, delta.content = "".join(self._reasoning), "".join(self._content)
+        self._reasoning.clear()
+        self._content.clear()
         return delta
 
     def count_reasoning_tokens(self, num_tokens: int) -> None:
         self._delta.num_reasoning_tokens += num_tokens
 
     def add_reasoning(self, text: str) -> None:
-        self._delta.reasoning += self._decode(text)
+        self._reasoning.append(self._decode(text))
 
     def open_call(self, name: str) -> None:
         """Begins a call. Later content is left out, as is white space before the call.
@@ -58,6 +67,7 @@ class Answer:
             raise NotACallError
         if self.num_calls == 0:
             self.content.drop()
+        self._join_arguments()
         count = self._num_id_chars or _NUM_ID_CHARS
         call_id = "".join(secrets.choice(_ID_CHARS) for _ in range(count))
         if not self._num_id_chars:
@@ -67,7 +77,13 @@ class Answer:
 
     def add_arguments(self, fragment: str) -> None:
         """Adds text to the arguments of the current call."""
-        if not (text := self._decode(fragment)):
+        self._arguments.append(self._decode(fragment))
+
+    def _join_arguments(self) -> None:
+        """Puts the new arguments of the current call into the delta."""
+        text = "".join(self._arguments)
+        self._arguments.clear()
+        if not text:
             return
         index = self.num_calls - 1
         last = self._delta.calls[-1] if self._delta.calls else None
@@ -82,7 +98,7 @@ class Answer:
         self.is_over = self._max_calls is not None and self.num_calls >= self._max_calls
 
     def _add_content(self, text: str) -> None:
-        self._delta.content += self._decode(text)
+        self._content.append(self._decode(text))
 
 
 class TrimmedText:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from taco_gateway.text.response.built_in import REASONING_FORMATS, TOOL_FORMATS
 from taco_gateway.text.response.marker_tokens import MarkerTokens
-from taco_gateway.text.response.response_delta import ResponseDelta, whole_calls
+from taco_gateway.text.response.response_delta import CallDelta, ResponseDelta, whole_calls
 from taco_gateway.text.response.response_parser import ParserOptions, ResponseParser
 
 SCHEMAS: dict[str, Any] = {
@@ -202,13 +202,14 @@ def test_reasoning_that_the_prompt_opened() -> None:
     assert result(parser, ["so\n", "</thi", "nk>\n\nok"])[:2] == ("so", "ok")
 
 
-def work(name: str, text: str, length: int) -> tuple[int, int]:
-    """Characters that the parser holds, summed over pieces of one length, and function calls.
+def work(name: str, text: str, length: int) -> tuple[int, int, list[CallDelta]]:
+    """Characters that the parser holds, summed over pieces of one length, function calls, answer.
 
     No search of a piece looks at more than what is held then.
     """
     parser = make(name)
     num_held = num_calls = 0
+    delta = ResponseDelta()
 
     def count(*_: object) -> None:
         nonlocal num_calls
@@ -218,12 +219,12 @@ def work(name: str, text: str, length: int) -> tuple[int, int]:
     try:
         for at in range(0, len(text), length):
             parser.feed(text[at : at + length])
-            parser.take()
+            delta.extend(parser.take())
             num_held += len(parser._cursor._text)
         parser.finish()
     finally:
         sys.setprofile(None)
-    return num_held, num_calls
+    return num_held, num_calls, whole_calls(delta.calls)
 
 
 @pytest.mark.parametrize(
@@ -254,9 +255,9 @@ def work(name: str, text: str, length: int) -> tuple[int, int]:
 def test_work_is_linear(name: str, opening: str, body: str) -> None:
     """Four times the text is four times the work; quadratic work would be sixteen times."""
     short, long = opening + body * 1_000, opening + body * 4_000
-    num_held, num_calls = work(name, short, 4)
+    num_held, num_calls, _ = work(name, short, 4)
     assert num_held < 16 * len(short)
-    longer_held, more_calls = work(name, long, 4)
+    longer_held, more_calls, _ = work(name, long, 4)
     assert longer_held < 16 * len(long)
     assert more_calls < 6 * num_calls
 
@@ -268,8 +269,7 @@ def test_a_megabyte_of_arguments_passes_unchanged(name: str) -> None:
     assert len(arguments.encode()) > 1_000_000
     text = ANSWERS[name].replace(ARGUMENTS, arguments)
     assert result(make(name), [text])[2][0] == ("f", arguments)
-    pieces = [text[at : at + 48] for at in range(0, len(text), 48)]
-    assert result(make(name), pieces)[2][0] == ("f", arguments)
-    num_held, num_calls = work(name, text, 48)
+    num_held, num_calls, calls = work(name, text, 48)
+    assert (calls[0].name, calls[0].arguments) == ("f", arguments)
     assert num_held < 2 * len(text)
     assert num_calls < 8 * len(text)
