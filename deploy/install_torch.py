@@ -31,6 +31,8 @@ def main() -> None:
         print(f"torch {metadata.version('torch')} ({backend}) is installed")
         return
     command = ["install", "--reinstall-package", "torch", "--constraint", args.constraint, "torch"]
+    # As pip does: a process that may not write bytecode would compile 2,000 modules at each start.
+    command += ["--compile-bytecode"]
     if backend == "cuda":
         print(f"Installing torch with CUDA: {CUDA_SIZE} (TORCH=cpu installs the CPU build)")
         code = run_uv(command).returncode

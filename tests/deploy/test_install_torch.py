@@ -36,6 +36,7 @@ def make_wheel(folder: Path, name: str, version: str, *requirements: str) -> Non
     lines += [f"Requires-Dist: {requirement}" for requirement in requirements]
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}/__init__.py", "")
         wheel.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
@@ -49,6 +50,7 @@ def install(environment: Path, folder: Path, *flags: str) -> subprocess.Complete
     environ = os.environ | {
         "PATH": "/bin",
         "PIP_FIND_LINKS": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
         "UV_CACHE_DIR": str(folder / "cache"),
         "UV_OFFLINE": "1",
     }
@@ -76,6 +78,7 @@ def test_the_cpu_build_is_installed_once(environment: Path, tmp_path: Path) -> N
     assert first.returncode == 0, first.stderr
     assert "Installing torch for CPUs: about 190 MB" in first.stdout
     assert "2.13.0+cpu" in versions(environment)
+    assert list(environment.glob("lib/*/site-packages/torch/__pycache__/__init__.*.pyc"))
     assert install(environment, tmp_path).stdout == "torch 2.13.0+cpu (cpu) is installed\n"
 
 
