@@ -27,6 +27,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TACO_TRAIN_LINK_CACHE"] = ""  # tests measure links, and leave no file in the home
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Tests start hundreds of processes: each would compile all modules again, and pytest the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A shell that starts pytest in the background ignores SIGINT for it, and Python keeps that: neither
 # pytest nor the processes that tests start would hear an interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
