@@ -60,7 +60,7 @@ def batch_of(*rows: tuple[int, int, list[int], int], logprobs: bool = False) -> 
         batch.finish_reasons.append(reason)
         batch.stop_token_ids.append(-1)
         batch.num_cached_tokens.append(0)
-        for token_id in token_ids:
+        for token_id in token_ids if logprobs else ():
             # Only odd handles asked: the others' rows are empty.
             columns.append_row(*(([token_id], [-1.0], [1]) if handle % 2 else ([], [], [])))
     if logprobs:
