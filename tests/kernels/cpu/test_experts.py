@@ -201,7 +201,7 @@ def test_bits_do_not_depend_on_neighbours_chunks_or_threads(
             assert torch.equal(out, wanted[part]), (threads, begin, end)
 
 
-@pytest.mark.parametrize("isa", [*NATIVE, EMULATED[-1]])
+@pytest.mark.parametrize("isa", [*NATIVE, *EMULATED[-1:]])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     num_experts=st.integers(1, 20),
