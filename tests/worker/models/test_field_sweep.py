@@ -19,6 +19,7 @@ from taco_worker.models.registry import find_recipe, supported_architectures
 
 TOLERANCE = 1e-4
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
+SEQUENCES = token_sequences((21, 40))
 SUPPORTED = [v for v in VARIANTS.values() if v.architecture in supported_architectures()]
 # Fields whose values here no published model has.
 REFUSED = {
@@ -54,13 +55,15 @@ def test_changed_field_follows_the_oracle_or_is_refused(
     if is_refused:
         with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
             load_hf_config(path)
+        if (name, value) in variant.fields:
+            assert all(logits.isfinite().all() for logits in variant.reference(path)(SEQUENCES))
         return
     length = min(NUM_BLOCKS * BLOCK_SIZE, load_hf_config(path).plan.max_position_embeddings)
-    sequences = token_sequences((21, 40))
-    expected = variant.reference(path, max_model_len=length)(sequences)
+    expected = variant.reference(path, max_model_len=length)(SEQUENCES)
+    assert all(logits.isfinite().all() for logits in expected)
     for serves in ("kernels", "torch"):
         runner = PagedRunner(load_step_model(path, serves), num_blocks=NUM_BLOCKS)
-        actual = runner.step(dict(zip("ab", sequences, strict=True)))
+        actual = runner.step(dict(zip("ab", SEQUENCES, strict=True)))
         for logits, one in zip(actual.values(), expected, strict=True):
             torch.testing.assert_close(logits, one, atol=TOLERANCE, rtol=0)
 
