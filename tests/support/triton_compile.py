@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -92,36 +96,72 @@ def _compile_calls_here(script: str) -> list[Compiled]:
         def get_benchmarker(self) -> Any:
             raise NotImplementedError("nothing is launched")
 
-    launches: list[Compiled] = []
+    launches: list[Any] = []
     compile_or_run = JITFunction.run
 
     def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        compiled = compile_or_run(self, *args, grid=grid, warmup=True, **kwargs)
-        launches.append(_measure(compiled))
+        launches.append(compile_or_run(self, *args, grid=grid, warmup=True, **kwargs))
 
     driver.set_active(Hopper())
     JITFunction.run = compile_only
     exec(compile(script, "<calls>", "exec"), {"__name__": "calls"})
-    return launches
+    opcodes = _disassemble([launch.asm["cubin"] for launch in launches])
+    return [_measure(*pair) for pair in zip(launches, opcodes, strict=True)]
 
 
-def _measure(compiled: Any) -> Compiled:
+def _measure(compiled: Any, opcodes: dict[str, int]) -> Compiled:
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         Path(cubin.name).write_bytes(compiled.asm["cubin"])
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", "--dump-sass", cubin.name]
-        dump = subprocess.run(command, check=True, text=True, capture_output=True).stdout
+        dump = _run(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name)
     usage = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", dump)}
-    opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([\w.]+)", dump, re.M)
     return Compiled(
         kernel=compiled.metadata.name,
         num_warps=compiled.metadata.num_warps,
         shared_bytes=compiled.metadata.shared,
         registers=usage["REG"],
         spilled_bytes=usage["STACK"] + usage["LOCAL"],
-        opcodes=dict(Counter(opcodes)),
+        opcodes=opcodes,
     )
+
+
+def _disassemble(cubins: Sequence[bytes]) -> list[dict[str, int]]:
+    """Number of times that the code of each cubin has each machine instruction.
+
+    The disassembler takes half a second to start, so it gets the code of all at once.
+    """
+    from triton import knobs
+
+    codes = [_machine_code(cubin) for cubin in cubins]
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(b"".join(codes))
+        dump = _run(knobs.nvidia.nvdisasm.path, "--binary", "SM90a", file.name)
+    found = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([\w.]+)", dump, re.M)
+    ends = list(accumulate(map(len, codes)))
+    assert 16 * len(found) == ends[-1], "each instruction has 16 bytes"
+    counters: list[Counter[str]] = [Counter() for _ in codes]
+    for address, opcode in found:
+        counters[bisect_right(ends, int(address, 16))][opcode] += 1
+    return [dict(counter) for counter in counters]
+
+
+def _machine_code(cubin: bytes) -> bytes:
+    """The section `.text.KERNEL` of a cubin, which is an ELF file of 64 bits with one kernel."""
+    (headers,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, of_names = struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, headers + i * size) for i in range(count)]
+    names = sections[of_names][4]
+    (code,) = (
+        cubin[offset : offset + length]
+        for name, _, _, _, offset, length in sections
+        if cubin.startswith(b".text.", names + name)
+    )
+    return code
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, text=True, capture_output=True).stdout
 
 
 if __name__ == "__main__":
