@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taco_train.lightcc.negotiation import bucket_planner
 from taco_train.lightcc.negotiation.bucket_planner import BucketPlanner, Unit
 from taco_train.lightcc.negotiation.coordinator import Coordinator
 from taco_train.lightcc.negotiation.messages import Ready
@@ -127,6 +128,16 @@ def test_a_change_of_size_ends_the_plan() -> None:
     one.add(unit("a"), now)
     assert names(one.add(unit("b", 400), now)) == ["a", "b"]
     assert one.add(unit("c"), now) is None
+
+
+def test_names_that_never_come_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_planner, "_MAX_PASS", 5)
+    one = planner(100)
+    for number in range(100):
+        assert one.add(unit(f"metric {number}"), float(number)) is None
+        assert len(one._pass) <= 5
+    run_passes(one, "abc")
+    assert run_pass(one, "abc", 0.0) == ["", "", "abc"]
 
 
 def test_failed_requests_are_forgotten() -> None:

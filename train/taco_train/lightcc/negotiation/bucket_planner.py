@@ -16,6 +16,7 @@ _NUM_PASSES = 3  # that are measured, after one that is not: connections and cac
 _SLACK_SECONDS, _MAX_WAIT_SECONDS = 0.01, 0.5
 _MAX_LATE = 2  # in a row; then the gradients are measured again
 _MAX_PLANS = 5
+_MAX_PASS = 2**16  # units; names that never come again must not fill the memory
 
 Name = tuple[tuple[int, str], ...]
 ChooseBytes = Callable[[Sequence[ReadyGradient]], int | None]
@@ -81,6 +82,7 @@ class BucketPlanner:
 
     def __init__(self, choose_bytes: ChooseBytes) -> None:
         self._choose_bytes = choose_bytes
+        self._buckets: list[_Bucket] = []
         self._bucket_of: dict[Name, _Bucket] = {}
         self._planned: dict[Name, Unit] = {}
         self._passes: list[dict[Name, _Ready]] = []
@@ -91,7 +93,7 @@ class BucketPlanner:
     @property
     def next_due(self) -> float | None:
         """When `overdue` has units to give; None: none is held."""
-        return min((one.due for one in self._buckets() if one.held), default=None)
+        return min((one.due for one in self._buckets if one.held), default=None)
 
     def add(self, unit: Unit, now: float) -> list[list[Unit]] | None:
         """Buckets to reduce, now that a unit is ready; None: the unit belongs to none."""
@@ -118,7 +120,7 @@ class BucketPlanner:
 
     def overdue(self, now: float) -> list[list[Unit]]:
         """Incomplete buckets that have waited for long enough."""
-        late = [one for one in self._buckets() if one.held and one.due <= now]
+        late = [one for one in self._buckets if one.held and one.due <= now]
         released = []
         for bucket in late:
             bucket.missing = set(bucket.names) - set(bucket.held)
@@ -130,30 +132,29 @@ class BucketPlanner:
 
     def release(self) -> list[list[Unit]]:
         """Every held unit: a rank waits for one."""
-        for bucket in self._buckets():
+        for bucket in self._buckets:
             bucket.due = 0.0
         return self.overdue(0.0)
 
     def forget(self, keys: Iterable[tuple[int, str]]) -> None:
         """These requests have failed."""
         failed = set(keys)
-        for bucket in self._buckets():
+        for bucket in self._buckets:
             for name in [one for one in bucket.held if not failed.isdisjoint(one)]:
                 del bucket.held[name]
 
-    def _buckets(self) -> list[_Bucket]:
-        return list({id(one): one for one in self._bucket_of.values()}.values())
-
     def _restart(self) -> list[list[Unit]]:
         """Measure again; gives back what is held."""
-        released = [one.take() for one in self._buckets() if one.held]
-        self._bucket_of, self._planned = {}, {}
+        released = [one.take() for one in self._buckets if one.held]
+        self._buckets, self._bucket_of, self._planned = [], {}, {}
         self._passes, self._pass = [], {}
         return released
 
     def _measure(self, unit: Unit, now: float) -> None:
         if self._num_plans == _MAX_PLANS:
             return  # the gradients come in another way each time
+        if len(self._pass) == _MAX_PASS:
+            self._pass = {}
         if unit.name in self._pass:
             self._passes.append(self._pass)
             self._pass = {}
@@ -195,7 +196,7 @@ class BucketPlanner:
                 limit / 2**20,
             )
             buckets += found
-        self._planned = steady
+        self._planned, self._buckets = steady, buckets
         self._bucket_of = {name: one for one in buckets for name in one.names}
         self._num_plans += 1
 
