@@ -74,7 +74,8 @@ def test_bad_json(checkpoint: Path) -> None:
 
 def test_a_quantized_checkpoint(checkpoint: Path) -> None:
     rewrite_config(checkpoint, quantization_config={"quant_method": "none-such"})
-    assert "quantized (none-such), which is not supported" in refusal(checkpoint)
+    line = "config.json: the checkpoint is quantized (none-such), which is not supported"
+    assert f"{checkpoint}/{line}" in refusal(checkpoint)
 
 
 def test_int8_experts_need_experts(checkpoint: Path, tmp_path: Path) -> None:

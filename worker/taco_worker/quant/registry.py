@@ -83,7 +83,8 @@ def read_quantization(
     method = _CONFIG_SYNONYMS.get(method, method) if isinstance(method, str) else method
     if not isinstance(method, str) or method not in _CHECKPOINT_METHODS:
         shown = method if isinstance(method, str) and method.isprintable() else repr(method)
-        raise ValueError(f"the checkpoint is quantized ({shown:.60}), which is not supported")
+        unknown = ValueError(f"the checkpoint is quantized ({shown:.60}), which is not supported")
+        raise with_file(config, unknown)
     try:
         reader = import_module(_CHECKPOINT_METHODS[method])
         quantization: Quantization = reader.read(config, model_dir)
