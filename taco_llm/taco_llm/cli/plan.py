@@ -59,21 +59,26 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     options = {name: values[name] for name in _CONFIG_FLAGS if values.get(name) is not None}
     matrices: MatrixType = values.get("matrices", "bf16")
     try:
-        lines = list(list_plans(_plans(directory, options), matrices))
+        plans, quantization = _plans(directory, options)
+        lines = list(list_plans(plans, matrices))
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
+    if quantization is not None:
+        print(f"The checkpoint is quantized ({quantization}); sizes are those of {matrices}.")
     print("\n".join(lines))
     return 0
 
 
-def _plans(directory: Path, options: Mapping[str, Any]) -> "Sequence[ModelPlan]":
+def _plans(directory: Path, options: Mapping[str, Any]) -> "tuple[Sequence[ModelPlan], str | None]":
+    """The plans of a directory, and the method of its quantization, if any."""
     if not is_head_directory(directory):
         from taco_worker.models.config import load_hf_config
 
-        return [load_hf_config(directory, **options).plan]
+        config = load_hf_config(directory, **options)
+        return [config.plan], config.quantization.method if config.quantization else None
     if options:
         names = ", ".join(map(flag_name, options))
         raise ConfigurationError(f"{directory} contains draft heads: {names} do not apply to them")
     from taco_worker.speculation.heads.head_plans import head_plans
 
-    return head_plans(directory)
+    return head_plans(directory), None

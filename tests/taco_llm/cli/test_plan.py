@@ -150,6 +150,18 @@ def test_int8_matrices_take_half_the_bytes(
     assert numbers[0] - norms == 2 * (numbers[1] - norms)
 
 
+def test_a_quantized_checkpoint_is_shown_as_matrices_of_the_flag(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    assert main(["plan", str(tmp_path)]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "The checkpoint is quantized (gptq); sizes are those of bf16."
+    assert second.startswith("LlamaForCausalLM: 3 layers, ")
+
+
 @pytest.mark.parametrize(
     "argument",
     [
