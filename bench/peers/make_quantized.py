@@ -31,7 +31,10 @@ def main() -> None:
     parser.add_argument("--method", choices=("gptq", "awq"), required=True)
     parser.add_argument("--group-size", type=int, default=128)
     args = parser.parse_args()
-    make_quantized(args.checkpoint, args.directory, args.method, args.group_size)
+    try:
+        make_quantized(args.checkpoint, args.directory, args.method, args.group_size)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def make_quantized(checkpoint: Path, directory: Path, method: str, group_size: int) -> None:
@@ -40,7 +43,6 @@ def make_quantized(checkpoint: Path, directory: Path, method: str, group_size: i
     Raises:
         ValueError: a matrix has columns beyond the last whole group.
     """
-    shutil.copytree(checkpoint, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
         if ".layers." not in name or tensor.ndim != 2:
@@ -48,8 +50,10 @@ def make_quantized(checkpoint: Path, directory: Path, method: str, group_size: i
             continue
         module = name.removesuffix(".weight")
         pack = pack_gptq if method == "gptq" else pack_awq
-        for suffix, one in pack(*_quantized(tensor.float(), group_size), group_size).items():
+        codes, scales = _quantized(name, tensor.float(), group_size)
+        for suffix, one in pack(codes, scales, group_size).items():
             tensors[f"{module}.{suffix}"] = one.contiguous()
+    shutil.copytree(checkpoint, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
     config["dtype"] = "float16"  # of the scales
@@ -76,11 +80,11 @@ def settings(method: str, group_size: int) -> dict[str, Any]:
     }
 
 
-def _quantized(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+def _quantized(name: str, weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """Codes, int32 [n, k] from 0 to 15 around 8, and scales, float16 [n, groups]."""
     n, k = weight.shape
     if k % group_size:
-        raise ValueError(f"{k} columns are not whole groups of {group_size}")
+        raise ValueError(f"{name} has {k} columns, no whole groups of {group_size}: --group-size")
     groups = weight.view(n, -1, group_size)
     scales = (groups.abs().amax(2, keepdim=True) / 7).clamp(min=1e-6).half()
     codes = (groups / scales.float()).round().clamp(-8, 7).int() + 8
