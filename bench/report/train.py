@@ -1,7 +1,9 @@
 """Makes the tables of docs/train/figures.md from bench/results/train_*.json."""
 
 import json
+import re
 import statistics
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,47 +11,69 @@ from typing import Any
 from bench.train.figures import COLUMNS, POWER_SGD, TOP_K, rows, seconds_to
 
 Record = dict[str, Any]
+Lines = Callable[[Record], Iterator[str]]
 _NOT_RECORDED = "Nothing has been recorded yet."
 
 
-def train_synthetic_table(results: Path) -> Iterator[str]:
+def _no_notes(figures: Record) -> Iterator[str]:
+    return iter(())
+
+
+def _recorded(
+    result: str, lines: Lines, notes: Lines = _no_notes
+) -> Callable[[Path], Iterator[str]]:
+    """A table of one result's figures, above its notes and how it was measured."""
+
+    def table(results: Path) -> Iterator[str]:
+        path = results / f"{result}.json"
+        if not path.exists():
+            yield _NOT_RECORDED
+            return
+        record: Record = json.loads(path.read_text())
+        yield from lines(record["figures"])
+        yield ""
+        for note in (*notes(record["figures"]), _origin(record)):
+            yield from _wrapped(f"- {note}")
+
+    return table
+
+
+def _wrapped(note: str) -> Iterator[str]:
+    """The lines of an item of a list; commands stay whole."""
+    kept = re.sub("`[^`]*`", lambda command: command[0].replace(" ", "\0"), note)
+    for line in textwrap.wrap(kept, 120, subsequent_indent="  ", break_on_hyphens=False):
+        yield line.replace("\0", " ")
+
+
+def _synthetic(figures: Record) -> Iterator[str]:
     """Yields a row a model and configuration."""
-    record = _read(results, "train_synthetic")
-    if record is None:
-        yield _NOT_RECORDED
-        return
     yield f"| model | {' | '.join(COLUMNS)} |"
     yield f"|---|{'---|' * len(COLUMNS)}"
-    for model, figures in record["figures"]["models"].items():
-        yield from (f"| {model} | {' | '.join(row)} |" for row in rows(figures))
-    yield ""
-    for model, figures in record["figures"]["models"].items():
+    for model, found in figures["models"].items():
+        yield from (f"| {model} | {' | '.join(row)} |" for row in rows(found))
+
+
+def _synthetic_notes(figures: Record) -> Iterator[str]:
+    for model, found in figures["models"].items():
         yield (
-            f"- {model}: {figures['parameters'] / 1e6:.1f} million parameters, batches of "
-            f"{figures['batch_size']} {figures['unit']} of size {figures['size']} a rank, "
-            f"{figures['ranks']} ranks on {figures['hosts']} emulated hosts, links of "
-            f"{figures['rate']}"
+            f"{model}: {found['parameters'] / 1e6:.1f} million parameters, batches of "
+            f"{found['batch_size']} {found['unit']} of size {found['size']} a rank, "
+            f"{found['ranks']} ranks on {found['hosts']} emulated hosts, links of {found['rate']}"
         )
-    yield f"- {_note(record)}"
 
 
-def train_picture(results: Path) -> Iterator[str]:
+def _picture(results: Path) -> Iterator[str]:
     """Yields the chart of the same figures, where there are any."""
-    if _read(results, "train_synthetic") is None:
-        yield _NOT_RECORDED
-        return
-    yield "![Share of the speed without communication](../images/train.svg)"
+    is_recorded = (results / "train_synthetic.json").exists()
+    picture = "![Share of the speed without communication](../images/train.svg)"
+    yield picture if is_recorded else _NOT_RECORDED
 
 
-def train_links_table(results: Path) -> Iterator[str]:
+def _links(figures: Record) -> Iterator[str]:
     """Yields a row a link and configuration: its share of the speed without communication."""
-    record = _read(results, "train_links")
-    if record is None:
-        yield _NOT_RECORDED
-        return
     yield "| link | configuration | ms a step | of communication off | goal |"
     yield "|---|---|---|---|---|"
-    for link in record["figures"]["links"]:
+    for link in figures["links"]:
         for arm, (ratio, low, high) in link["of_off"].items():
             milliseconds = 1e3 * statistics.median(link["seconds"][arm])
             goal = "≥ 85%" if arm == TOP_K else ""
@@ -57,44 +81,41 @@ def train_links_table(results: Path) -> Iterator[str]:
                 f"| {link['rate'] / 1e6:,.0f} Mbit/s | {arm} | {milliseconds:,.0f} | "
                 f"{ratio:.0%} ({low:.0%}–{high:.0%}) | {goal} |"
             )
-    figures = record["figures"]
-    yield ""
+
+
+def _links_notes(figures: Record) -> Iterator[str]:
     yield (
-        f"- {figures['model']}, batches of {figures['batch_size']} a rank, {figures['hosts']} "
+        f"{figures['model']}, batches of {figures['batch_size']} a rank, {figures['hosts']} "
         f"emulated hosts with {figures['ranks_per_host']} ranks each"
     )
-    yield f"- {_note(record)}"
 
 
-def train_time_to_loss_table(results: Path) -> Iterator[str]:
+def _time_to_loss(figures: Record) -> Iterator[str]:
     """Yields a row a link: seconds of TopK and PowerSGD until the loss."""
-    record = _read(results, "train_time_to_loss")
-    if record is None:
-        yield _NOT_RECORDED
-        return
-    figures = record["figures"]
-    yield f"| link | TopK, s to a loss of {figures['loss']} | PowerSGD rank 4, s | ratio | goal |"
+    loss = figures["loss"]
+    yield f"| link | TopK, s to a loss of {loss} | PowerSGD rank 4, s | ratio | goal |"
     yield "|---|---|---|---|---|"
     for link in figures["links"]:
-        ours, theirs = (
-            seconds_to(figures["loss"], link["curves"][arm]) for arm in (TOP_K, POWER_SGD)
-        )
-        ratio = "–" if ours is None or theirs is None else f"{ours / theirs:.2f}"
-        cells = ["not reached" if one is None else f"{one:.1f}" for one in (ours, theirs)]
+        curves = [link["curves"][arm] for arm in (TOP_K, POWER_SGD)]
+        ours, theirs = (seconds_to(loss, curve) for curve in curves)
+        cells = [
+            f"more than {curve[-1][0]:.1f}" if seconds is None else f"{seconds:.1f}"
+            for seconds, curve in zip((ours, theirs), curves, strict=True)
+        ]
+        if ours is None:
+            ratio = "–"
+        elif theirs is None:
+            ratio = f"less than {ours / curves[1][-1][0]:.2f}"
+        else:
+            ratio = f"{ours / theirs:.2f}"
         yield f"| {link['rate'] / 1e6:,.0f} Mbit/s | {' | '.join(cells)} | {ratio} | ≤ 0.8 |"
-    yield ""
-    yield f"- {_note(record)}"
 
 
-def train_collectives_table(results: Path) -> Iterator[str]:
+def _collectives(figures: Record) -> Iterator[str]:
     """Yields a row a link, size and configuration."""
-    record = _read(results, "train_collectives")
-    if record is None:
-        yield _NOT_RECORDED
-        return
     yield "| link | bytes | configuration | ms | of gloo's speed | bytes a host, of flat | goal |"
     yield "|---|---|---|---|---|---|---|"
-    for link, sizes in record["figures"]["links"].items():
+    for link, sizes in figures["links"].items():
         for size in sizes:
             for name, seconds in size["seconds"].items():
                 ratio, low, high = size["speed"][name]
@@ -108,17 +129,10 @@ def train_collectives_table(results: Path) -> Iterator[str]:
                     _collective_goal(link, name),
                 )
                 yield f"| {' | '.join(cells)} |"
-    yield ""
-    yield f"- {_note(record)}"
 
 
-def train_cost_model_table(results: Path) -> Iterator[str]:
+def _cost_model(figures: Record) -> Iterator[str]:
     """Yields a row a link: what the cost model chose, beside the best fixed choice."""
-    record = _read(results, "train_cost_model")
-    if record is None:
-        yield _NOT_RECORDED
-        return
-    figures = record["figures"]
     yield "| link | chosen | ms | fastest fixed choice | ms | ratio | goal |"
     yield "|---|---|---|---|---|---|---|"
     for link, found in figures["links"].items():
@@ -128,17 +142,14 @@ def train_cost_model_table(results: Path) -> Iterator[str]:
             f"| {link} | {found['choice']} | {medians['auto']:.1f} | {found['best']} | "
             f"{medians[found['best']]:.1f} | {ratio:.2f} ({low:.2f}–{high:.2f}) | ≤ 1.05 |"
         )
-    yield ""
-    yield f"- A bucket of {figures['bytes']:,} bytes. {_note(record)}"
 
 
-def train_host_cost_table(results: Path) -> Iterator[str]:
+def _cost_model_notes(figures: Record) -> Iterator[str]:
+    yield f"a bucket of {figures['bytes']:,} bytes"
+
+
+def _host_cost(figures: Record) -> Iterator[str]:
     """Yields a row a configuration: CPU time beside the transfer."""
-    record = _read(results, "train_host_cost")
-    if record is None:
-        yield _NOT_RECORDED
-        return
-    figures = record["figures"]
     yield "| configuration | µs a bucket | goal | share of a step | goal |"
     yield "|---|---|---|---|---|"
     for name, found in figures["ddp"].items():
@@ -147,8 +158,6 @@ def train_host_cost_table(results: Path) -> Iterator[str]:
             "≤ 1% |"
         )
     yield f"| Horovod, a tensor | {figures['horovod']['microseconds']:.0f} | – | – | – |"
-    yield ""
-    yield f"- {_note(record)}"
 
 
 _SPEED_GOALS: Mapping[tuple[str, str], str] = {
@@ -173,7 +182,7 @@ def _share(share: float | None) -> str:
     return f"{share:.2f}" if share > 0.1 else f"1/{1 / share:.0f}"
 
 
-def _note(record: Record) -> str:
+def _origin(record: Record) -> str:
     """Date, machine and command of a run."""
     machine = record["machine"]
     newest = next(reversed(machine["vector_sets"]), "unknown vector sets")
@@ -183,20 +192,12 @@ def _note(record: Record) -> str:
     )
 
 
-def _read(results: Path, name: str) -> Record | None:
-    path = results / f"{name}.json"
-    if not path.exists():
-        return None
-    record: Record = json.loads(path.read_text())
-    return record
-
-
 TABLES: Mapping[str, Callable[[Path], Iterator[str]]] = {
-    "train_synthetic": train_synthetic_table,
-    "train_picture": train_picture,
-    "train_links": train_links_table,
-    "train_time_to_loss": train_time_to_loss_table,
-    "train_collectives": train_collectives_table,
-    "train_cost_model": train_cost_model_table,
-    "train_host_cost": train_host_cost_table,
+    "train_synthetic": _recorded("train_synthetic", _synthetic, _synthetic_notes),
+    "train_picture": _picture,
+    "train_links": _recorded("train_links", _links, _links_notes),
+    "train_time_to_loss": _recorded("train_time_to_loss", _time_to_loss),
+    "train_collectives": _recorded("train_collectives", _collectives),
+    "train_cost_model": _recorded("train_cost_model", _cost_model, _cost_model_notes),
+    "train_host_cost": _recorded("train_host_cost", _host_cost),
 }

@@ -11,7 +11,7 @@ import pytest
 
 from bench.pictures.svg import SCHEMES
 from bench.pictures.train_chart import PICTURE, RESULTS, chart
-from bench.report import train as tables
+from bench.report.train import TABLES
 from bench.train.figures import DDP, OFF, ONE_RANK, POWER_SGD, TOP_K, rows, seconds_to, summary
 
 MACHINE = {"cpu": "Xeon", "cores": 2, "vector_sets": ["avx2", "avx512f"]}
@@ -90,13 +90,36 @@ def results(tmp_path: Path) -> Path:
     ],
 )
 def test_a_row_of_each_table(results: Path, name: str, row: str, tmp_path: Path) -> None:
-    table = getattr(tables, f"train_{name}_table")
+    table = TABLES[f"train_{name}"]
     lines = list(table(results))
     assert row in lines
-    assert "Xeon with 2 cores (avx512f), torch 2.13: `python -m bench.train." in lines[-1]
+    origin = f"2026-11-23, Xeon with 2 cores (avx512f), torch 2.13: `python -m bench.train.{name} "
+    assert lines[-1].startswith(f"- {origin}")
     columns = {line.count("|") for line in lines if line.startswith("|")}
     assert len(columns) == 1
     assert list(table(tmp_path / "empty")) == ["Nothing has been recorded yet."]
+
+
+def test_a_loss_that_powersgd_never_reaches(results: Path) -> None:
+    path = results / "train_time_to_loss.json"
+    record = json.loads(path.read_text())
+    (link,) = record["figures"]["links"]
+    link["curves"][POWER_SGD] = [[3.0, 9.0]]
+    path.write_text(json.dumps(record))
+    lines = list(TABLES["train_time_to_loss"](results))
+    assert "| 500 Mbit/s | 1.5 | more than 3.0 | less than 0.50 | ≤ 0.8 |" in lines
+
+
+def test_long_notes_are_wrapped_between_commands(results: Path) -> None:
+    path = results / "train_links.json"
+    record = json.loads(path.read_text())
+    record["command"] += " --model resnet50 --rounds 12 --shares 0.44"
+    path.write_text(json.dumps(record))
+    *_, first, last = TABLES["train_links"](results)
+    assert first == "- 2026-11-23, Xeon with 2 cores (avx512f), torch 2.13:"
+    assert (
+        last == "  `python -m bench.train.links --save --model resnet50 --rounds 12 --shares 0.44`"
+    )
 
 
 def test_one_rank_is_compared_with_nothing(results: Path) -> None:
