@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Takes all training figures on CPUs, in about 15 minutes, and writes the tables of
+# Takes all training figures on CPUs, in about half an hour, and writes the tables of
 # docs/train/figures.md. Use a machine without other load. With --smoke nothing is saved: a short
 # run of each script.
 set -euo pipefail
