@@ -25,11 +25,7 @@ from taco_worker.models.code_segments import CodeSegment, code_segments
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.converted.header import read_header
 from taco_worker.models.int8_activations import check_int8_activations
-from taco_worker.models.load_format import (
-    LOAD_FORMATS_WITHOUT_CODES,
-    load_format_of,
-    tensorizer_file_of,
-)
+from taco_worker.models.load_format import LOAD_FORMATS_WITHOUT_CODES
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.quant.activations import check_quantized_activations
@@ -55,8 +51,7 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
     """
     try:
         directory = _config_directory(wanted)
-        checkpoint = read_checkpoint(wanted, directory)
-        model = checkpoint.config
+        model = read_checkpoint(wanted, directory)
         limit = model.plan.max_position_embeddings
         if wanted.max_model_len is not None and wanted.max_model_len > limit:
             raise ValueError(
@@ -64,8 +59,8 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
                 "model allows"
             )
         if has_weights and Path(wanted.model).expanduser().is_dir():
-            check_weight_files(directory, model, checkpoint.load_format, checkpoint.tensorizer_file)
-            if checkpoint.load_format == "sharded_state":
+            check_weight_files(model)
+            if model.files.load_format == "sharded_state":
                 read_header(directory).check_choices(
                     wanted.quantization, wanted.quantized_activations, wanted.quantize_lm_head
                 )
@@ -92,7 +87,7 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
     if matrix_bytes == _CODED_BYTES:
         coded = code_segments(plan, model.quantization, model.online_quantization)
     # Workers share the memory of a converted file.
-    shared = _converted_bytes(config.model, model)
+    shared = _converted_bytes(model)
     weights = _weight_bytes(plan, matrix_bytes, coded) if shared is None else 0
     kv_dtype = wanted_kv_cache_dtype(config.kv_cache_dtype, model.stored_kv_cache)
     kv_bytes = _KV_DTYPE_BYTES.get(kv_dtype, dtype_bytes)
@@ -151,22 +146,17 @@ def check_kv_scales(config: WorkerConfig, model: ModelConfig, *, has_weights: bo
         elif has_weights and Path(config.model.model).expanduser().is_dir():
             stored = model.stored_kv_cache
             if stored is None or stored.has_entry_scales:
-                check_checkpoint_scales(
-                    model.directory,
-                    model,
-                    load_format_of(config.model),
-                    tensorizer_file_of(config.model),
-                )
+                check_checkpoint_scales(model)
     except ValueError as error:
         raise ConfigurationError(one_line(str(error))) from None
 
 
-def _converted_bytes(wanted: WantedModel, model: ModelConfig) -> int | None:
+def _converted_bytes(model: ModelConfig) -> int | None:
     """The size of converted matrices; None: they are not converted."""
     try:
-        if load_format_of(wanted) != "sharded_state" or not model.directory.is_dir():
+        if model.files.load_format != "sharded_state" or not model.files.directory.is_dir():
             return None
-        return read_header(model.directory).num_matrix_bytes
+        return read_header(model.files.directory).num_matrix_bytes
     except ValueError as error:
         raise ConfigurationError(one_line(str(error))) from None
 

@@ -110,7 +110,7 @@ class Worker:
             self._model.allocate_kv(num_blocks, config.block_size, max_model_len)
             host_store = make_host_block_store(config, self._model, transfers)
             self._disk_store = make_disk_block_store(
-                config, model_config.directory, self._model, host_store
+                config, model_config.files, self._model, host_store
             )
         except (ValueError, torch.OutOfMemoryError) as error:
             raise ConfigurationError(str(error).partition("\n")[0]) from error
@@ -127,7 +127,7 @@ class Worker:
         vocab_size, eos_token_ids = self._model.plan.vocab_size, model_config.eos_token_ids
         self._grammars = GrammarCompiler(
             lambda: load_vocabulary(
-                tokenizer_directory(config.model, model_config.directory),
+                tokenizer_directory(config.model, model_config.files.directory),
                 vocab_size,
                 eos_token_ids,
                 mode=config.model.tokenizer_mode,
@@ -154,7 +154,7 @@ class Worker:
             config.speculation, drafter, self._model, self._batch, grammar_drafter
         )
         context = ProcessorContext(
-            str(model_config.directory), vocab_size, eos_token_ids, transfers.device
+            str(model_config.files.directory), vocab_size, eos_token_ids, transfers.device
         )
         processors = make_processors(processor_classes, context)
         self._processors = SlotProcessors(self._batch, transfers, processors)

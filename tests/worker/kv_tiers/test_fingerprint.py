@@ -29,7 +29,7 @@ def fingerprint_of(path: Path, serves: str = "kernels", **changes: object) -> by
     config = WorkerConfig(model=model, block_size=block_size, kv_cache_dtype=kv)
     transfers = Transfers(torch.device("cpu"))
     loaded, step_model = load_step_model(config, kernels_for(serves, 1), transfers)
-    return fingerprint(config, loaded.directory, step_model)
+    return fingerprint(config, loaded.files, step_model)
 
 
 def test_a_copy_of_the_weights_has_the_same_fingerprint(checkpoint: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from taco_common.json_file import JsonFileError, read_json_object
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.weight_files import find_weight_files
+from taco_worker.models.weight_files import CheckpointFiles, find_weight_files
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +132,13 @@ def test_weights_that_are_not_a_regular_file(
     (checkpoint / "model.safetensors").unlink()
     make(checkpoint / "model.safetensors")
     with pytest.raises(ValueError, match="no weights in"):
-        find_weight_files(checkpoint, "auto")
+        find_weight_files(CheckpointFiles(checkpoint))
 
 
 def test_an_index_that_is_not_a_regular_file(checkpoint: Path) -> None:
     make_pipe(checkpoint / "model.safetensors.index.json")
     with pytest.raises(ValueError, match="not a regular file"):
-        find_weight_files(checkpoint, "auto")
+        find_weight_files(CheckpointFiles(checkpoint))
 
 
 def test_a_file_beyond_the_limit_is_not_read_whole(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from taco_worker.models.config import load_hf_config
 from taco_worker.models.mistral_format import hf_name, hf_rows
 from taco_worker.models.tensor_files import iterate_tensors
 from taco_worker.models.weight_checks import check_weight_files
-from taco_worker.models.weight_files import find_weight_files
+from taco_worker.models.weight_files import CheckpointFiles, find_weight_files
 
 _NAMES = {
     "model.embed_tokens": "tok_embeddings",
@@ -116,7 +116,7 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def _tensors(directory: Path) -> dict[str, Tensor]:
-    files = find_weight_files(directory, "auto")
+    files = find_weight_files(CheckpointFiles(directory))
     return {name: t.clone() for file in files for name, t in iterate_tensors(file)}
 
 
@@ -125,7 +125,7 @@ def test_tensors_are_those_of_hugging_face(both: tuple[Path, Path]) -> None:
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(actual[name], tensor), name
-    check_weight_files(both[1], load_hf_config(both[1]), "mistral")
+    check_weight_files(load_hf_config(both[1], load_format="mistral"))
 
 
 def test_shards_without_an_index(both: tuple[Path, Path]) -> None:
@@ -140,17 +140,17 @@ def test_shards_without_an_index(both: tuple[Path, Path]) -> None:
     assert _tensors(own).keys() == expected.keys()
     (own / "consolidated-00001-of-00002.safetensors").unlink()
     with pytest.raises(ValueError, match="no weights in"):
-        find_weight_files(own, "mistral")
+        find_weight_files(CheckpointFiles(own, "mistral"))
 
 
 def test_the_format_chooses_among_both(both: tuple[Path, Path]) -> None:
     hf, own = both
     shutil.copy(own / "consolidated.safetensors", hf)
-    assert [f.name for f in find_weight_files(hf, "auto")] == ["model.safetensors"]
-    files = find_weight_files(hf, "mistral")
+    assert [f.name for f in find_weight_files(CheckpointFiles(hf))] == ["model.safetensors"]
+    files = find_weight_files(CheckpointFiles(hf, "mistral"))
     assert [f.name for f in files] == ["consolidated.safetensors"]
     with pytest.raises(ValueError, match=r"consolidated weights need .*params\.json"):
-        check_weight_files(hf, load_hf_config(hf), "mistral")
+        check_weight_files(load_hf_config(hf, load_format="mistral"))
     (hf / "params.json").write_text('{"dim": 64, "n_heads": 0}')
     with pytest.raises(ValueError, match="does not say the size of a head"):
         next(iter(iterate_tensors(files[0])))

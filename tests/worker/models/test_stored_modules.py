@@ -50,7 +50,7 @@ def test_a_packed_matrix_that_lacks_tensors_is_an_error(tmp_path: Path) -> None:
     path = _quantized(tmp_path / "model", qweight=torch.zeros(8, 112, dtype=torch.int32))
     message = rf"missing tensors: {MODULE}\.qzeros, {MODULE}\.scales\Z"
     with pytest.raises(ValueError, match=message):
-        check_weight_files(path, load_hf_config(path), "auto")
+        check_weight_files(load_hf_config(path))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -90,7 +90,7 @@ def test_pickled_files_tell_too(tmp_path: Path, is_zip: bool) -> None:
     assert quantization.format_of(MODULE, 112, 64) is not None
     assert quantization.format_of("model.layers.0.mlp.down_proj", 64, 112) is None
     with pytest.raises(ValueError, match=rf"missing tensors: {MODULE}\.qzeros, {MODULE}\.scales"):
-        check_weight_files(path, load_hf_config(path), "auto")
+        check_weight_files(load_hf_config(path))
 
 
 def test_the_files_of_the_load_format_decide(tmp_path: Path) -> None:

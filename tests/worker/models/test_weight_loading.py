@@ -20,7 +20,7 @@ from taco_worker.backends.torch.plan_weights import load_network
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.plan.parameters import fills
 from taco_worker.models.registry import supported_architectures
-from taco_worker.models.weight_files import LoadFormat, find_weight_files
+from taco_worker.models.weight_files import CheckpointFiles, LoadFormat, find_weight_files
 
 CPU = torch.device("cpu")
 
@@ -28,9 +28,9 @@ CPU = torch.device("cpu")
 def _load(
     path: Path, dtype: torch.dtype = torch.float32, load_format: LoadFormat = "auto"
 ) -> PlanNetwork:
-    config = load_hf_config(path)
+    config = load_hf_config(path, load_format=load_format)
     network = make_network(config.plan, dtype)
-    load_network(network, path, config, load_format=load_format)
+    load_network(network, config)
     return network
 
 
@@ -270,10 +270,10 @@ def test_damaged_index(tmp_path: Path, index: str, message: str) -> None:
 def test_old_names_of_gptq_files(tmp_path: Path) -> None:
     (tmp_path / "gptq_model-4bit-128g.safetensors").touch()
     for load_format in ("auto", "safetensors"):
-        (file,) = find_weight_files(tmp_path, load_format)
+        (file,) = find_weight_files(CheckpointFiles(tmp_path, load_format))
         assert file.name == "gptq_model-4bit-128g.safetensors"
     (tmp_path / "gptq_model-8bit--1g.safetensors").touch()
     with pytest.raises(ValueError, match=r"weights of several models: gptq_model-4bit-128g\.safe"):
-        find_weight_files(tmp_path, "auto")
+        find_weight_files(CheckpointFiles(tmp_path))
     (tmp_path / "model.safetensors").touch()
-    assert find_weight_files(tmp_path, "auto") == [tmp_path / "model.safetensors"]
+    assert find_weight_files(CheckpointFiles(tmp_path)) == [tmp_path / "model.safetensors"]

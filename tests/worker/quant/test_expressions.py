@@ -170,7 +170,7 @@ def test_the_error_names_file_and_expression(tmp_path: Path, pattern: str) -> No
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     message = rf"\A{path}/config\.json: [^\n]*{re.escape(repr(pattern))}[^\n]*\Z"
     with pytest.raises(ValueError, match=message):
-        check_weight_files(path, load_hf_config(path), "auto")
+        check_weight_files(load_hf_config(path))
 
 
 def test_a_hostile_rule_of_a_checkpoint(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def checkpoint(
 @pytest.mark.parametrize("serves", ["kernels", "torch"])
 def test_logits_and_greedy_tokens(checkpoint: tuple[Path, Path, str], serves: str) -> None:
     path, dense, variant = checkpoint
-    check_weight_files(path, load_hf_config(path), "auto")
+    check_weight_files(load_hf_config(path))
     oracle = VARIANTS[variant].reference(dense)
     model = load_step_model(path, serves)
     sequences = three_sequences()

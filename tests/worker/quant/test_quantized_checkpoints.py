@@ -219,7 +219,7 @@ def write_pair(folder: Path, name: str) -> tuple[Path, Path]:
 def test_a_model_has_the_bits_of_its_dequantized_matrices(tmp_path: Path, name: str) -> None:
     quantized, dense = write_pair(tmp_path, name)
     (ids,) = token_sequences((40,))
-    check_weight_files(quantized, load_hf_config(quantized), "auto")
+    check_weight_files(load_hf_config(quantized))
     actual, same = (
         PagedRunner(load_step_model(path, "kernels")).step({"a": ids})["a"]
         for path in (quantized, dense)
@@ -277,7 +277,7 @@ def test_settings_of_model_optimizer_in_a_file_beside(tmp_path: Path) -> None:
     loaded = load_hf_config(quantized)
     assert loaded.quantization is not None
     assert loaded.quantization.method == "modelopt"
-    check_weight_files(quantized, loaded, "auto")
+    check_weight_files(loaded)
 
 
 @pytest.mark.parametrize("wanted", ["modelopt", "modelopt_fp4"])
@@ -322,7 +322,7 @@ def test_missing_and_misshapen_tensors_are_named_from_headers(
         tensors[changed] = replacement
     save_file(tensors, quantized / "model.safetensors")
     with pytest.raises(ValueError, match=message.format(re.escape(changed)) + r"[^\n]*\Z"):
-        check_weight_files(quantized, load_hf_config(quantized), "auto")
+        check_weight_files(load_hf_config(quantized))
 
 
 def test_invalid_values_are_named_at_load(tmp_path: Path) -> None:

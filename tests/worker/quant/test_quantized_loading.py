@@ -117,9 +117,9 @@ def test_codes_and_values_are_the_same_numbers(
     checkpoint: tuple[Path, ModelConfig], codes: bool
 ) -> None:
     path, config = checkpoint
-    check_weight_files(path, config, "auto")
+    check_weight_files(config)
     sink = Sink(config, codes)
-    load_weights(sink, path, config)
+    load_weights(sink, config)
     tensors = load_file(path / "model.safetensors")
     assert bool(sink.coded) == codes
     gate_up = sink.values["layers.0.mlp.gate_up_proj.weight"]
@@ -164,17 +164,17 @@ def test_wrong_headers_are_named_before_loading(
     _change(path, name, tensor)
     expected = re.escape(message.format(name=name))
     with pytest.raises(ValueError, match=expected):
-        check_weight_files(path, config, "auto")
+        check_weight_files(config)
     with pytest.raises(ValueError, match=expected):
-        load_weights(Sink(config, True), path, config)
+        load_weights(Sink(config, True), config)
 
 
 def test_a_name_of_several_lines_is_one_line(checkpoint: tuple[Path, ModelConfig]) -> None:
     path, config = checkpoint
     _change(path, "model.layers.1.self_attn.q_proj.a\n\x1b[2J" + "x" * 1000, torch.ones(1))
     for read in (
-        lambda: check_weight_files(path, config, "auto"),
-        lambda: load_weights(Sink(config, True), path, config),
+        lambda: check_weight_files(config),
+        lambda: load_weights(Sink(config, True), config),
     ):
         with pytest.raises(ValueError, match=r"\A[ -~]*q_proj\.a\\n\\x1b\[2Jx+…\Z") as error:
             read()
@@ -194,9 +194,9 @@ def test_a_tensor_in_two_files_is_one_error(checkpoint: tuple[Path, ModelConfig]
     place = f"{name} in b.safetensors and {name} in a.safetensors"
     expected = rf"\A[^\n]*{re.escape(str(path))}[^\n]* stored twice: {re.escape(place)}\Z"
     with pytest.raises(ValueError, match=expected):
-        check_weight_files(path, config, "auto")
+        check_weight_files(config)
     with pytest.raises(ValueError, match=expected):
-        load_weights(Sink(config, True), path, config)
+        load_weights(Sink(config, True), config)
 
 
 def test_files_beside_those_of_an_index_are_not_read(checkpoint: tuple[Path, ModelConfig]) -> None:
@@ -206,8 +206,8 @@ def test_files_beside_those_of_an_index_are_not_read(checkpoint: tuple[Path, Mod
     (path / "b.safetensors").write_bytes(b"no safetensors file")
     index = {"weight_map": dict.fromkeys(tensors, "a.safetensors")}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    check_weight_files(path, config, "auto")
-    load_weights(Sink(config, True), path, config)
+    check_weight_files(config)
+    load_weights(Sink(config, True), config)
 
 
 def test_a_missing_file_of_an_index_names_tensors(checkpoint: tuple[Path, ModelConfig]) -> None:
@@ -220,17 +220,17 @@ def test_a_missing_file_of_an_index_names_tensors(checkpoint: tuple[Path, ModelC
         r"names files that are missing: b\.safetensors; b\.safetensors holds 'lm_head\.weight'\Z"
     )
     with pytest.raises(ValueError, match=message):
-        check_weight_files(path, config, "auto")
+        check_weight_files(config)
 
 
 def test_wrong_values_name_the_module(checkpoint: tuple[Path, ModelConfig]) -> None:
     path, config = checkpoint
     module = "model.layers.1.self_attn.q_proj"
     _change(path, module + SCALE, torch.full((64, 1), torch.nan))
-    check_weight_files(path, config, "auto")
+    check_weight_files(config)
     file = re.escape(str(path / "model.safetensors"))
     with pytest.raises(ValueError, match=rf"\A{file}: {module}: a scale is not finite\Z"):
-        load_weights(Sink(config, False), path, config)
+        load_weights(Sink(config, False), config)
 
 
 def test_only_biases_of_zeros_are_ignored(checkpoint: tuple[Path, ModelConfig]) -> None:
@@ -239,7 +239,7 @@ def test_only_biases_of_zeros_are_ignored(checkpoint: tuple[Path, ModelConfig]) 
     tensors = load_file(path / "model.safetensors")
     _change(path, name, torch.ones_like(tensors[name]))
     with pytest.raises(ValueError, match=f"unexpected tensors: {name}"):
-        load_weights(Sink(config, False), path, config)
+        load_weights(Sink(config, False), config)
 
 
 @dataclass(frozen=True)
@@ -262,8 +262,8 @@ def test_matrices_are_quantized_at_load(tmp_path: Path, codes: bool) -> None:
     plain = load_hf_config(path)
     config = replace(plain, online_quantization=Halves())
     expected, actual = Sink(plain, False), Sink(config, codes)
-    load_weights(expected, path, plain)
-    load_weights(actual, path, config)
+    load_weights(expected, plain)
+    load_weights(actual, config)
     assert bool(actual.coded) == codes
     for name, values in expected.values.items():
         close = torch.isclose(actual.values[name], values, atol=float(values.abs().max()) / 127)

@@ -106,7 +106,7 @@ def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _check(quantized: Path, dense: Path, serves: str, quantization: str | None = None) -> None:
     """The headers fit, and so do logits and greedy tokens."""
     config = load_hf_config(quantized, quantization=quantization)
-    check_weight_files(quantized, config, "auto")
+    check_weight_files(config)
     (ids,) = token_sequences((24,))
     oracle = VARIANT.reference(dense)
     model = load_step_model(quantized, serves, dtype="float32", quantization=quantization)

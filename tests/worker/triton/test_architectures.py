@@ -27,7 +27,7 @@ def load_on_triton(path: Path, graphs: CudaGraphs | None = None) -> TorchModel:
     config, cpu = load_hf_config(path), torch.device("cpu")
     backend = create_attention_backend("triton")
     network = PlanNetwork(config.plan, backend, TritonOps(), dtype=torch.float32, device=cpu)
-    load_network(network, path, config)
+    load_network(network, config)
     sampling = TorchSampling()
     return TorchModel(
         network,

@@ -13,7 +13,7 @@ from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_worker.devices.transfers import Transfers
 from taco_worker.kv_scales.kv_cache_format import choose_kv_format
-from taco_worker.models.checkpoint import Checkpoint, find_checkpoint
+from taco_worker.models.checkpoint import find_checkpoint
 from taco_worker.models.code_segments import code_segments
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.converted.header import PackedHeader, read_header
@@ -38,17 +38,17 @@ def load_step_model(
     Raises:
         ValueError: the model cannot be found, read or run with this configuration.
     """
-    checkpoint = find_checkpoint(config.model)
+    model = find_checkpoint(config.model)
     # Each back end is imported only where it runs.
     load = _load_on_torch if kernels is None else partial(_load_on_kernels, kernels=kernels)
-    return checkpoint.config, load(config, checkpoint, transfers)
+    return model, load(config, model, transfers)
 
 
-def _load_on_torch(config: WorkerConfig, checkpoint: Checkpoint, transfers: Transfers) -> StepModel:
+def _load_on_torch(config: WorkerConfig, model: ModelConfig, transfers: Transfers) -> StepModel:
     from taco_worker.backends.torch.torch_loading import load_torch_model
 
-    wanted, model = config.model, checkpoint.config
-    if checkpoint.load_format == "sharded_state":
+    wanted = config.model
+    if model.files.load_format == "sharded_state":
         raise ValueError("load format sharded_state needs the CPU kernels")
     if wanted.quantize_lm_head:
         raise ValueError("quantize_lm_head needs the CPU kernels")
@@ -57,17 +57,15 @@ def _load_on_torch(config: WorkerConfig, checkpoint: Checkpoint, transfers: Tran
     dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, transfers.device)
     return load_torch_model(
         config,
-        checkpoint.directory,
         model,
         transfers,
         dtype=dtype,
-        kv_format=choose_kv_format(config, model, checkpoint.load_format, dtype, transfers.device),
-        load_format=checkpoint.load_format,
+        kv_format=choose_kv_format(config, model, dtype, transfers.device),
     )
 
 
 def _load_on_kernels(
-    config: WorkerConfig, checkpoint: Checkpoint, transfers: Transfers, *, kernels: CpuKernels
+    config: WorkerConfig, model: ModelConfig, transfers: Transfers, *, kernels: CpuKernels
 ) -> StepModel:
     from taco_worker.backends.cpu.cpu_model import CpuModel
 
@@ -76,22 +74,22 @@ def _load_on_kernels(
             f"attention_backend {config.attention_backend!r} is not supported on a CPU: its "
             "kernels compute whole layers"
         )
-    wanted, model = config.model, checkpoint.config
-    is_converted = checkpoint.load_format == "sharded_state"
-    header = read_header(checkpoint.directory) if is_converted else None
+    wanted = config.model
+    is_converted = model.files.load_format == "sharded_state"
+    header = read_header(model.files.directory) if is_converted else None
     own = model.checkpoint_dtype if header is None else header.dtype
     dtype = resolve_dtype(wanted.dtype, own, transfers.device)
-    kv_format = choose_kv_format(config, model, checkpoint.load_format, dtype, transfers.device)
+    kv_format = choose_kv_format(config, model, dtype, transfers.device)
     if header is None:
-        weights = _pack_weights(wanted, checkpoint, dtype, kernels)
+        weights = _pack_weights(wanted, model, dtype, kernels)
     else:
-        weights = _map_weights(wanted, checkpoint, header, dtype, kernels)
+        weights = _map_weights(wanted, model, header, dtype, kernels)
     return CpuModel(model.plan, kernels, weights, kv_format=kv_format)
 
 
 def _map_weights(
     wanted: WantedModel,
-    checkpoint: Checkpoint,
+    model: ModelConfig,
     header: PackedHeader,
     dtype: torch.dtype,
     kernels: CpuKernels,
@@ -102,7 +100,7 @@ def _map_weights(
 
     header.check_choices(wanted.quantization, wanted.quantized_activations, wanted.quantize_lm_head)
     weights = CpuWeights(
-        checkpoint.config.plan,
+        model.plan,
         kernels,
         dtype=dtype,
         quantization=stored_as(header.quantization),
@@ -110,19 +108,18 @@ def _map_weights(
         codes=header.codes,
         activations=header.quantized_activations,
     )
-    map_weights(weights, checkpoint.config.architecture, checkpoint.directory, header)
+    map_weights(weights, model.architecture, model.files.directory, header)
     return weights
 
 
 def _pack_weights(
-    wanted: WantedModel, checkpoint: Checkpoint, dtype: torch.dtype, kernels: CpuKernels
+    wanted: WantedModel, model: ModelConfig, dtype: torch.dtype, kernels: CpuKernels
 ) -> CpuWeights:
     """The weights of a checkpoint, read and packed for the kernels."""
     from taco_worker.backends.cpu.cpu_weights import CpuWeights
 
-    model = checkpoint.config
     _check_codes(wanted, model, dtype)
-    is_random = checkpoint.load_format == "dummy"
+    is_random = model.files.load_format == "dummy"
     weights = CpuWeights(
         model.plan,
         kernels,
@@ -134,14 +131,7 @@ def _pack_weights(
         else code_segments(model.plan, model.quantization, model.online_quantization),
         activations=wanted.quantized_activations,
     )
-    load_weights(
-        weights,
-        checkpoint.directory,
-        model,
-        load_format=checkpoint.load_format,
-        seed=wanted.seed,
-        tensorizer_file=checkpoint.tensorizer_file,
-    )
+    load_weights(weights, model, seed=wanted.seed)
     return weights
 
 

@@ -11,7 +11,7 @@ from taco_worker.kv_scales.layer_scales import check_layers, check_scale, entry_
 from taco_worker.kv_scales.scale_names import ScaleKind, scale_of
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.converted.header import rest_file
-from taco_worker.models.weight_files import LoadFormat, find_weight_files, stored_tensors
+from taco_worker.models.weight_files import CheckpointFiles, find_weight_files, stored_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,31 +23,25 @@ _Found = dict[int, dict[ScaleKind, str]]
 
 
 def check_checkpoint_scales(
-    model_dir: Path,
     model: ModelConfig,
-    load_format: LoadFormat,
-    tensorizer_file: Path | None = None,
 ) -> None:
     """Check that a checkpoint has the scales of all layers or of none, by its files' headers.
-
-    Args:
-        tensorizer_file: of "tensorizer"; None: model.tensors in `model_dir`.
 
     Raises:
         ValueError: it has those of some layers, or a scale is more than one number.
     """
     names: list[str] = []
-    for file in _files(model_dir, load_format, tensorizer_file):
+    for file in _files(model.files):
         for name, tensor in stored_tensors(file).items():
             if scale_of(name) is not None:
                 _check_size(name, tensor.shape, file)
                 names.append(name)
     if names:
-        _arranged(names, model, model_dir)
+        _arranged(names, model)
 
 
 def read_scale_tensors(
-    model_dir: Path, load_format: LoadFormat, tensorizer_file: Path | None = None
+    checkpoint: CheckpointFiles,
 ) -> Iterator[tuple[Path, str, Tensor]]:
     """The file, name and tensor of each scale that a checkpoint stores.
 
@@ -56,53 +50,48 @@ def read_scale_tensors(
     """
     from taco_worker.models.tensor_files import iterate_tensors
 
-    for file in _files(model_dir, load_format, tensorizer_file):
+    for file in _files(checkpoint):
         for name, tensor in iterate_tensors(file, lambda name: scale_of(name) is not None):
             yield file, name, tensor
 
 
 def read_checkpoint_scales(
-    model_dir: Path,
     model: ModelConfig,
-    load_format: LoadFormat,
-    tensorizer_file: Path | None = None,
 ) -> tuple[EntryScales, ...] | None:
     """The scales of each KV entry; None: the checkpoint has none.
-
-    Args:
-        tensorizer_file: of "tensorizer"; None: model.tensors in `model_dir`.
 
     Raises:
         ValueError: it has those of some layers, or a scale is not one finite positive number.
     """
     values: dict[str, float] = {}
-    for file, name, tensor in read_scale_tensors(model_dir, load_format, tensorizer_file):
+    for file, name, tensor in read_scale_tensors(model.files):
         _check_size(name, tensor.shape, file)
         values[name] = check_scale(float(tensor.float()), f"{name} in {file}")
     if not values:
         return None
     scales: dict[int, EntryScales] = {}
-    for layer, named in _arranged(values, model, model_dir).items():
+    for layer, named in _arranged(values, model).items():
         both = named.get("both", "")
         key, value = named.get("key", both), named.get("value", both)
         scales[layer] = EntryScales(values[key], values[value])
-    return entry_scales(scales, model.plan, str(model_dir))
+    return entry_scales(scales, model.plan, str(model.files.directory))
 
 
 def _files(
-    model_dir: Path, load_format: LoadFormat, tensorizer_file: Path | None
+    checkpoint: CheckpointFiles,
 ) -> Sequence[Path]:
     """The files that may hold scales."""
-    if load_format in _WITHOUT_SCALES:
+    if checkpoint.load_format in _WITHOUT_SCALES:
         return ()
-    if load_format == "sharded_state":
-        return (rest_file(model_dir),)
-    files = find_weight_files(model_dir, load_format, tensorizer_file)
+    if checkpoint.load_format == "sharded_state":
+        return (rest_file(checkpoint.directory),)
+    files = find_weight_files(checkpoint)
     return [file for file in files if file.suffix != ".gguf"]
 
 
-def _arranged(names: Iterable[str], model: ModelConfig, model_dir: Path) -> _Found:
+def _arranged(names: Iterable[str], model: ModelConfig) -> _Found:
     """The names of each layer's scales; raises ValueError unless they are complete."""
+    model_dir = model.files.directory
     found: _Found = {}
     for name in names:
         scale = scale_of(name)

@@ -15,8 +15,6 @@ from taco_worker.kv_scales.scales_file import read_scales_file
 from taco_worker.kv_scales.stored_kv_cache import wanted_kv_cache_dtype
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.dtypes import dtype_name, resolve_kv_dtype
-from taco_worker.models.load_format import tensorizer_file_of
-from taco_worker.models.weight_files import LoadFormat
 
 logger = logging.getLogger("taco.worker")
 
@@ -24,7 +22,6 @@ logger = logging.getLogger("taco.worker")
 def choose_kv_format(
     config: WorkerConfig,
     model: ModelConfig,
-    load_format: LoadFormat,
     dtype: torch.dtype,
     device: torch.device,
 ) -> KVFormat:
@@ -65,9 +62,7 @@ def choose_kv_format(
         if stored is not None:
             stored.check_scales()
         if stored is None or stored.has_entry_scales:
-            scales = read_checkpoint_scales(
-                model.directory, model, load_format, tensorizer_file_of(config.model)
-            )
+            scales = read_checkpoint_scales(model)
             source = source if scales is None else "the checkpoint"
     logger.info("KV cache in %s, scales of %s", dtype_name(kv_dtype), source)
     return KVFormat(kv_dtype, scales)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from taco_proto.config import WorkerConfig
 from taco_worker.models.config_reading import config_file
-from taco_worker.models.load_format import load_format_of, tensorizer_file_of
 from taco_worker.models.step_model import StepModel
-from taco_worker.models.weight_files import find_weight_files
+from taco_worker.models.weight_files import CheckpointFiles, find_weight_files
 
 FINGERPRINT_BYTES = 16
 # Version of the file format in block_file.py.
@@ -20,7 +19,7 @@ _NUM_SAMPLES = 1024
 _SAMPLE_BYTES = 4096
 
 
-def fingerprint(config: WorkerConfig, model_dir: Path, model: StepModel) -> bytes:
+def fingerprint(config: WorkerConfig, checkpoint: CheckpointFiles, model: StepModel) -> bytes:
     """16 bytes that differ if the KV of two workers differs.
 
     Weights are identified by their files' names and sizes, their first MiB (the header of a
@@ -42,13 +41,11 @@ def fingerprint(config: WorkerConfig, model_dir: Path, model: StepModel) -> byte
         "hf_overrides": wanted.hf_overrides,
     }
     digest.update(json.dumps(settings, sort_keys=True, default=dict).encode())
-    digest.update(config_file(model_dir, wanted.config_format).read_bytes())
+    digest.update(config_file(checkpoint.directory, wanted.config_format).read_bytes())
     if wanted.load_format == "dummy":
         digest.update(f"dummy {wanted.seed}".encode())
     else:
-        for file in find_weight_files(
-            model_dir, load_format_of(wanted), tensorizer_file_of(wanted)
-        ):
+        for file in find_weight_files(checkpoint):
             digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
             _add_samples(digest, file)
     return digest.digest()

@@ -22,6 +22,7 @@ from taco_worker.kv_tiers.fingerprint import fingerprint
 from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.kv_tiers.store_directory import StoreDirectory
 from taco_worker.models.step_model import StepModel
+from taco_worker.models.weight_files import CheckpointFiles
 
 logger = logging.getLogger("taco.worker")
 
@@ -90,7 +91,7 @@ def make_host_block_store(
 
 
 def make_disk_block_store(
-    config: WorkerConfig, model_dir: Path, model: StepModel, host: HostBlockStore
+    config: WorkerConfig, checkpoint: CheckpointFiles, model: StepModel, host: HostBlockStore
 ) -> DiskBlockStore | None:
     """Create the disk tier; None if none is configured.
 
@@ -108,7 +109,7 @@ def make_disk_block_store(
         raise ValueError(f"a disk tier of {config.kv_disk_bytes} bytes holds no block")
     directory = StoreDirectory(
         Path(config.kv_disk_path),
-        fingerprint(config, model_dir, model),
+        fingerprint(config, checkpoint, model),
         block_bytes,
         config.name,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from taco_proto.config import ModelConfig as WantedModel
@@ -10,25 +9,10 @@ from taco_worker.models.code_segments import code_segments
 from taco_worker.models.config import ModelConfig, load_hf_config
 from taco_worker.models.hub import resolve_model
 from taco_worker.models.load_format import load_format_of, tensorizer_file_of
-from taco_worker.models.weight_files import LoadFormat
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A model directory, and how its files are read.
-
-    Attributes:
-        tensorizer_file: that of `--load-format tensorizer`, if the user names one.
-    """
-
-    directory: Path
-    config: ModelConfig
-    load_format: LoadFormat
-    tensorizer_file: Path | None
-
-
-def find_checkpoint(wanted: WantedModel) -> Checkpoint:
-    """The checkpoint that `wanted` names; a hub id is downloaded.
+def find_checkpoint(wanted: WantedModel) -> ModelConfig:
+    """The configuration of the checkpoint that `wanted` names; a hub id is downloaded.
 
     Raises:
         ValueError: the model cannot be found, or its configuration cannot be read.
@@ -43,14 +27,12 @@ def find_checkpoint(wanted: WantedModel) -> Checkpoint:
     return read_checkpoint(wanted, directory)
 
 
-def read_checkpoint(wanted: WantedModel, directory: Path) -> Checkpoint:
-    """The checkpoint in `directory`, with the settings that `wanted` overrides.
+def read_checkpoint(wanted: WantedModel, directory: Path) -> ModelConfig:
+    """The configuration of the model in `directory`, with what `wanted` overrides.
 
     Raises:
         ValueError: the configuration of the model cannot be read, or `wanted` contradicts it.
     """
-    load_format = load_format_of(wanted)
-    tensorizer_file = tensorizer_file_of(wanted)
     config = load_hf_config(
         directory,
         rope_scaling=wanted.rope_scaling,
@@ -59,8 +41,8 @@ def read_checkpoint(wanted: WantedModel, directory: Path) -> Checkpoint:
         hf_overrides=wanted.hf_overrides,
         disable_sliding_window=wanted.disable_sliding_window,
         quantization=wanted.quantization,
-        load_format=load_format,
-        tensorizer_file=tensorizer_file,
+        load_format=load_format_of(wanted),
+        tensorizer_file=tensorizer_file_of(wanted),
     )
     online = config.online_quantization
     if online is not None and not code_segments(config.plan, None, online):
@@ -68,4 +50,4 @@ def read_checkpoint(wanted: WantedModel, directory: Path) -> Checkpoint:
             f"quantization {online.method!r} changes nothing: it needs a model with experts; int8, "
             "fp8 and bitsandbytes quantize any model"
         )
-    return Checkpoint(directory, config, load_format, tensorizer_file)
+    return config

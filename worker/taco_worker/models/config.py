@@ -17,7 +17,7 @@ from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
 from taco_worker.models.rope_parsing import check_rope_names, is_by_layer_type
 from taco_worker.models.stored_modules import with_stored_modules
-from taco_worker.models.weight_files import LoadFormat
+from taco_worker.models.weight_files import CheckpointFiles, LoadFormat
 from taco_worker.quant.config_files import quantization_config
 from taco_worker.quant.registry import read_online_quantization, read_quantization
 from taco_worker.quant.weight_format import OnlineQuantization, Quantization
@@ -40,7 +40,7 @@ class ModelConfig:
     """The contents of config.json and generation_config.json of one model directory.
 
     Attributes:
-        directory: the model directory.
+        files: of the model, and how its weights are read.
         architecture: the first entry of `architectures` that has a recipe.
         quantization: of the checkpoint; None: it is not quantized.
         online_quantization: quantizes its matrices at load; None: nothing does.
@@ -51,7 +51,7 @@ class ModelConfig:
         sampling_defaults: the SAMPLING_DEFAULT_KEYS that generation_config.json sets.
     """
 
-    directory: Path
+    files: CheckpointFiles
     architecture: str
     plan: ModelPlan
     quantization: Quantization | None
@@ -95,6 +95,7 @@ def load_hf_config(
             recipe, the checkpoint needs an option that no recipe supports, or its quantization is
             unknown or not the wanted one.
     """
+    files = CheckpointFiles(model_dir, load_format, tensorizer_file)
     file = config_file(model_dir, config_format)
     try:
         hf_config = read_hf_config(file, hf_overrides)
@@ -107,14 +108,12 @@ def load_hf_config(
     try:
         if rope_scaling is None:
             check_rope_names(hf_config)
-        config = _parse(model_dir, _override_rope(hf_config, rope_scaling, rope_theta), generation)
+        config = _parse(files, _override_rope(hf_config, rope_scaling, rope_theta), generation)
         settings = quantization_config(model_dir, hf_config)
         # What converted weights are, their header says.
         wanted = None if is_converted(model_dir) else quantization
         rules = read_quantization(settings, model_dir, wanted)
-        stored = rules and with_stored_modules(
-            rules, settings or {}, config.plan, model_dir, load_format, tensorizer_file
-        )
+        stored = rules and with_stored_modules(rules, settings or {}, config.plan, files)
         online = read_online_quantization(quantization) if stored is None else None
         config = replace(
             config,
@@ -138,7 +137,7 @@ def load_hf_config(
 
 
 def _parse(
-    model_dir: Path, hf_config: Mapping[str, Any], generation: Mapping[str, Any]
+    files: CheckpointFiles, hf_config: Mapping[str, Any], generation: Mapping[str, Any]
 ) -> ModelConfig:
     architecture, recipe = find_recipe(hf_config.get("architectures") or [])
     fields = ConfigFields(hf_config)
@@ -148,7 +147,7 @@ def _parse(
     dtype = hf_config.get("dtype") or hf_config.get("torch_dtype")
     end_ids = _eos_token_ids(generation, hf_config)
     return ModelConfig(
-        directory=model_dir,
+        files=files,
         architecture=architecture,
         plan=plan,
         quantization=None,

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.weight_files import LoadFormat, find_weight_files, stored_tensors
+from taco_worker.models.weight_files import CheckpointFiles, find_weight_files, stored_tensors
 from taco_worker.quant.config_files import with_file
 from taco_worker.quant.gguf.checkpoint import is_gguf
 from taco_worker.quant.modules import is_embedding, is_router
@@ -85,23 +84,20 @@ def with_stored_modules(
     rules: Quantization,
     settings: Mapping[str, Any],
     plan: ModelPlan,
-    model_dir: Path,
-    load_format: LoadFormat = "auto",
-    tensorizer_file: Path | None = None,
+    checkpoint: CheckpointFiles,
 ) -> Quantization:
     """The quantization of a checkpoint, without the modules that its files store as they are.
 
     Args:
         settings: that `rules` were read from.
-        load_format, tensorizer_file: as of `find_weight_files`.
 
     Raises:
         ValueError: the header of a file is damaged.
     """
-    if load_format in ("dummy", "sharded_state"):
+    if checkpoint.load_format in ("dummy", "sharded_state"):
         return LinearModules(rules, settings)  # no file stores matrices as the rules say
     try:
-        files = find_weight_files(model_dir, load_format, tensorizer_file)
+        files = find_weight_files(checkpoint)
     except ValueError:
         return LinearModules(rules, settings)
     if any(is_gguf(file) for file in files):

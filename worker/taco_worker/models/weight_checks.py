@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.converted.header import read_header
 from taco_worker.models.tensor_check import TensorCheck
-from taco_worker.models.weight_files import LoadFormat, find_weight_files, stored_tensors
+from taco_worker.models.weight_files import find_weight_files, stored_tensors
 from taco_worker.models.weight_sources import WeightSources
 
 
-def check_weight_files(
-    model_dir: Path,
-    config: ModelConfig,
-    load_format: LoadFormat,
-    tensorizer_file: Path | None = None,
-) -> None:
-    """Check that the weight files are complete and hold the architecture's tensors.
+def check_weight_files(config: ModelConfig) -> None:
+    """Check that a model's weight files are complete and hold the architecture's tensors.
 
     It reads the headers of the files, and executes nothing of pickled ones.
 
     Raises:
         ValueError: a file is missing, empty or truncated, or its tensors are not the model's.
     """
-    if load_format == "dummy":
+    model_dir = config.files.directory
+    if config.files.load_format == "dummy":
         return
-    if load_format == "sharded_state":
+    if config.files.load_format == "sharded_state":
         read_header(model_dir).check(architecture=config.architecture)
         return
-    files = find_weight_files(model_dir, load_format, tensorizer_file)
+    files = find_weight_files(config.files)
     if empty := [file.name for file in files if not file.stat().st_size]:
         raise ValueError(f"weight files in {model_dir} are empty: {', '.join(empty)}")
     sources = WeightSources(config.plan, config.quantization)

@@ -38,23 +38,34 @@ _AUTO_GPTQ = "gptq_model-*bit-*g.safetensors"  # AutoGPTQ's old names
 _MAX_INDEX_BYTES = 64 * 2**20
 
 
-def find_weight_files(
-    model_dir: Path, load_format: LoadFormat, tensorizer_file: Path | None = None
-) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """The files of a model, and how its weights are read.
+
+    Attributes:
+        directory: of the model.
+        load_format: "auto" (safetensors, else .bin, else consolidated files), "safetensors", "pt"
+            (.bin), "npcache" (.bin, kept as NumPy files), "dummy" (random weights; no file is
+            read), or the format of other files.
+        tensorizer_file: of "tensorizer"; None: model.tensors in `directory`.
+    """
+
+    directory: Path
+    load_format: LoadFormat = "auto"
+    tensorizer_file: Path | None = None
+
+
+def find_weight_files(checkpoint: CheckpointFiles) -> list[Path]:
     """The files to read: those of an index, or a single file.
-
-    "auto" prefers safetensors to .bin files, and these to consolidated files.
-
-    Args:
-        tensorizer_file: of "tensorizer"; None: model.tensors in `model_dir`.
 
     Raises:
         ValueError: no weight file exists, or the index is damaged or names a missing file.
     """
+    model_dir, load_format = checkpoint.directory, checkpoint.load_format
     if load_format == "sharded_state":
         return packed_files(model_dir)
     if load_format == "tensorizer":
-        file = tensorizer_file or model_dir / TENSORIZER_FILE
+        file = checkpoint.tensorizer_file or model_dir / TENSORIZER_FILE
         if not file.is_file():
             raise ValueError(f"no weights: {file} is not a file")
         return [file]

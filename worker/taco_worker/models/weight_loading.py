@@ -15,27 +15,16 @@ from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.quantized_matrices import QuantizedMatrices, QuantizingSink
 from taco_worker.models.tensor_check import TensorCheck
 from taco_worker.models.tensor_files import dtype_name, iterate_tensors
-from taco_worker.models.weight_files import LoadFormat, find_weight_files
+from taco_worker.models.weight_files import find_weight_files
 from taco_worker.models.weight_sink import WeightSink
 from taco_worker.models.weight_sources import WeightSources
 from taco_worker.quant.weight_format import Quantization
 
 
-def load_weights(
-    sink: WeightSink,
-    model_dir: Path,
-    config: ModelConfig,
-    *,
-    load_format: LoadFormat = "auto",
-    seed: int = 0,
-    tensorizer_file: Path | None = None,
-) -> None:
-    """Load the weights of `model_dir` into `sink`.
+def load_weights(sink: WeightSink, config: ModelConfig, *, seed: int = 0) -> None:
+    """Load the weights of a model into `sink`.
 
     Args:
-        load_format: "auto" (safetensors, else .bin), "safetensors", "pt" (.bin), "npcache"
-            (.bin, kept as NumPy files), or "dummy" (random weights; no weight file is read).
-        tensorizer_file: of "tensorizer"; None: model.tensors in `model_dir`.
         seed: of random weights, which are equal in every process on the same kind of device.
 
     Raises:
@@ -44,10 +33,11 @@ def load_weights(
     """
     if config.online_quantization is not None:
         sink = QuantizingSink(sink, config.plan, config.online_quantization)
+    load_format = config.files.load_format
     if load_format == "dummy":
         _fill_randomly(sink, config.plan, seed)
         return
-    files = find_weight_files(model_dir, load_format, tensorizer_file)
+    files = find_weight_files(config.files)
     if load_format == "npcache":
         files = numpy_files(files)
     load_plans([(sink, config.plan)], files, config.quantization)

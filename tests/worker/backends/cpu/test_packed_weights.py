@@ -57,7 +57,7 @@ def test_converted_weights_have_the_same_bits(
     path = VARIANTS[name].make(tmp_path / "model")
     out = convert(path, tmp_path / "out", quantization, dtype)
     expected = logits(path, dtype=dtype, quantization=quantization)
-    check_weight_files(out, load_hf_config(out), "sharded_state")
+    check_weight_files(load_hf_config(out, load_format="sharded_state"))
     assert torch.equal(logits(out, dtype="auto", load_format="sharded_state"), expected)
     actual = logits(out, dtype=dtype, quantization=quantization, load_format="sharded_state")
     assert torch.equal(actual, expected)

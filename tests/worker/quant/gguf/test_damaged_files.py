@@ -48,7 +48,7 @@ def _use(file: Path, cache: Path) -> None:
     """What the supervisor and then a worker do with a file."""
     directory = model_directory(file, cache)
     config = load_hf_config(directory)
-    check_weight_files(directory, config, "auto")
+    check_weight_files(config)
     for weights in directory.glob("*.gguf"):
         for _ in iterate_tensors(weights):
             pass

@@ -91,7 +91,7 @@ def test_several_files(tmp_path: Path) -> None:
     assert first.name.startswith("m-00001-of-")
     directory = model_directory(first, tmp_path / "cache")
     assert len(list(directory.glob("*.gguf"))) == int(first.stem[-5:]) > 2
-    check_weight_files(directory, load_hf_config(directory), "auto")
+    check_weight_files(load_hf_config(directory))
 
 
 def _written(file: Path, architecture: str, **keys: str) -> Path:

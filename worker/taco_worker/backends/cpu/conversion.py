@@ -46,8 +46,7 @@ def convert_model(
     """
     if load_format_of(wanted) in ("sharded_state", "dummy"):
         raise ValueError(f"load format {wanted.load_format} cannot be converted")
-    checkpoint = find_checkpoint(wanted)
-    model = checkpoint.config
+    model = find_checkpoint(wanted)
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
@@ -69,19 +68,10 @@ def convert_model(
         activations=wanted.quantized_activations,
     )
     recorder = RowRecorder(weights)
-    load_weights(
-        recorder,
-        checkpoint.directory,
-        model,
-        load_format=checkpoint.load_format,
-        tensorizer_file=checkpoint.tensorizer_file,
-    )
-    found = read_scale_tensors(
-        checkpoint.directory, checkpoint.load_format, checkpoint.tensorizer_file
-    )
-    scales = {name: tensor.clone() for _, name, tensor in found}
+    load_weights(recorder, model)
+    scales = {name: tensor.clone() for _, name, tensor in read_scale_tensors(model.files)}
     try:
-        _copy_files(checkpoint.directory, out)
+        _copy_files(model.files.directory, out)
         save_weights(weights, recorder, model.architecture, wanted, codes, scales, out)
     except OSError as error:
         raise ValueError(f"cannot write {out}: {error.strerror}") from None

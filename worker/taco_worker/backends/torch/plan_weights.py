@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import Tensor
 
 from taco_kernels.group_codes import GroupCodes
 from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.models.config import ModelConfig
-from taco_worker.models.weight_files import LoadFormat
 from taco_worker.models.weight_loading import load_weights
 from taco_worker.quant.int8_rows import int8_rows
 
 
 def load_network(
     network: PlanNetwork,
-    model_dir: Path,
     config: ModelConfig,
     *,
-    load_format: LoadFormat = "auto",
     seed: int = 0,
-    tensorizer_file: Path | None = None,
     stored_as: str | None = None,
 ) -> None:
     """Load weights into a torch network; see `load_weights` and `NetworkSink`."""
     sink = NetworkSink(network, stored_as=stored_as)
-    load_weights(
-        sink,
-        model_dir,
-        config,
-        load_format=load_format,
-        seed=seed,
-        tensorizer_file=tensorizer_file,
-    )
+    load_weights(sink, config, seed=seed)
     network.finish_loading()
 
 

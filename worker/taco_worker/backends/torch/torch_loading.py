@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -29,9 +28,7 @@ from taco_worker.devices.transfers import Transfers
 from taco_worker.layers.ops import LayerOps, TorchOps
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.dtypes import dtype_name
-from taco_worker.models.load_format import tensorizer_file_of
 from taco_worker.models.step_model import describe, with_code_kinds
-from taco_worker.models.weight_files import LoadFormat
 from taco_worker.quant.registry import stored_as
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.torch_ops import TorchSampling
@@ -80,13 +77,11 @@ def choose_torch_backend(
 
 def load_torch_model(
     config: WorkerConfig,
-    model_dir: Path,
     model: ModelConfig,
     transfers: Transfers,
     *,
     dtype: torch.dtype,
     kv_format: KVFormat,
-    load_format: LoadFormat,
 ) -> TorchModel:
     """Raises ValueError if the device, its memory or the configuration does not allow it."""
     device = transfers.device
@@ -115,15 +110,7 @@ def load_torch_model(
         num_host_layers=on_host,
         coded=coded,
     )
-    load_network(
-        network,
-        model_dir,
-        model,
-        load_format=load_format,
-        tensorizer_file=tensorizer_file_of(config.model),
-        seed=config.model.seed,
-        stored_as=stored,
-    )
+    load_network(network, model, seed=config.model.seed, stored_as=stored)
     if on_host:
         offload_layers(network, list(network.layers)[-on_host:], device)
     kinds = {one.layout.kind for rows in coded.values() for one in rows if one.layout}

@@ -16,7 +16,7 @@ from taco_worker.models.hub import resolve_model
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.tensor_files import iterate_tensors
-from taco_worker.models.weight_files import find_weight_files
+from taco_worker.models.weight_files import CheckpointFiles, find_weight_files
 from taco_worker.models.weight_loading import load_plans
 
 # Medusa's own file name comes first: a directory may also hold the base model.
@@ -64,7 +64,7 @@ class HeadCheckpoint:
         fields = ConfigFields(read_config(model_dir))
         files = [model_dir / name for name in _HEAD_FILES if (model_dir / name).exists()][:1]
         try:
-            files = files or find_weight_files(model_dir, "auto")
+            files = files or find_weight_files(CheckpointFiles(model_dir))
             names = frozenset(name for file in files for name, _ in iterate_tensors(file))
         except ValueError as error:
             raise ConfigurationError(f"the heads cannot be read: {error}") from None
