@@ -200,6 +200,32 @@ def test_ranks_that_call_different_operations_all_raise(
             assert others in str(error)
 
 
+def wait_for_subgroup(last: str) -> None:
+    """Ranks 1 and 3 compute together before all do; rank 3 ends or stops in their collective."""
+    ranks = communicator(HOSTS, name=last, timeout_seconds=2.0)
+    if own_rank() in (1, 3):
+        if own_rank() == 3 and last == "making":
+            os.kill(os.getpid(), signal.SIGKILL)
+        group = ranks.subgroup([1, 3], "pair")
+        assert group is not None
+        group.barrier()
+        if own_rank() == 3:
+            os.kill(os.getpid(), signal.SIGSTOP if last == "stopped" else signal.SIGKILL)
+        group.all_reduce(torch.ones(LONG))
+    ranks.barrier()
+
+
+@pytest.mark.parametrize("last", ["making", "killed", "stopped"])
+def test_a_rank_that_is_lost_in_a_subgroup_is_named_by_all_others(last: str) -> None:
+    with RankPool(len(HOSTS)) as pool:
+        pool.start(wait_for_subgroup, last)
+        for error in errors_of(pool.finish([0, 1, 2])):
+            assert f"rank 3 is {'silent' if last == 'stopped' else 'gone'}" in str(error)
+            assert (error.rank, error.host) == (3, "b")
+        if last == "stopped":
+            pool.signal(3, signal.SIGKILL)
+
+
 def wait_and_abort() -> None:
     ranks = communicator(HOSTS, name="abort")
     threading.Timer(0.0, ranks.abort, ["the test ends it"]).start()

@@ -33,6 +33,9 @@ class Adder:
     def runner(self, rank: int) -> AdderRunner:
         return AdderRunner(self, rank)
 
+    def abort(self) -> None:
+        self._barrier.abort()
+
     def add(self, rank: int, names: list[str], values: list[float]) -> list[float]:
         self._inputs[rank] = names, values
         self._barrier.wait()
@@ -54,6 +57,9 @@ class AdderRunner:
         for work, output in zip(works, outputs, strict=True):
             if work is not None:
                 work.output = output
+
+    def abort(self, reason: str) -> None:
+        self._adder.abort()
 
 
 @contextmanager

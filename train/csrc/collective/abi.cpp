@@ -44,6 +44,7 @@ int32_t guarded(Report* report, Function function) {
 struct CreateArguments {
     int32_t rank, size;
     const int32_t* sockets;   // [size]; -1 at `rank`
+    const int32_t* numbers;   // [size] of ranks, as messages name them
     int32_t num_local_ranks;  // 1: no shared memory
     int32_t local_index;
     const int32_t* local_ranks;  // [num_local_ranks]
@@ -105,10 +106,10 @@ TACO_EXPORT int32_t taco_collective_create(const CreateArguments* arguments, Gro
             stage = std::make_unique<Stage>(a.local_index, a.memory, a.slot_bytes,
                                             std::vector<int>(a.bells, a.bells + a.num_local_ranks));
         }
-        *group =
-            new Group(a.rank, std::vector<int>(a.sockets, a.sockets + a.size), std::move(stage),
-                      std::vector<int>(a.local_ranks, a.local_ranks + a.num_local_ranks),
-                      a.timeout_milliseconds);
+        *group = new Group(a.rank, std::vector<int>(a.sockets, a.sockets + a.size),
+                           std::vector<int>(a.numbers, a.numbers + a.size), std::move(stage),
+                           std::vector<int>(a.local_ranks, a.local_ranks + a.num_local_ranks),
+                           a.timeout_milliseconds);
     });
 }
 
@@ -204,9 +205,7 @@ TACO_EXPORT int32_t taco_collective_broadcast(Group* group, const Description* d
 }
 
 // From any thread.
-TACO_EXPORT void taco_collective_abort(Group* group, int32_t rank, const char* message) {
-    group->abort(rank, message);
-}
+TACO_EXPORT void taco_collective_abort(Group* group, const char* message) { group->abort(message); }
 
 // From any thread.
 TACO_EXPORT void taco_collective_state(const Group* group, uint64_t* operation, int32_t* rank,

@@ -26,9 +26,10 @@ int num_cores() {
 
 }  // namespace
 
-Group::Group(int rank, std::vector<int> sockets, std::unique_ptr<Stage> stage,
-             std::vector<int> local_ranks, int64_t timeout_milliseconds)
-    : mesh(rank, std::move(sockets)),
+Group::Group(int rank, std::vector<int> sockets, std::vector<int> numbers,
+             std::unique_ptr<Stage> stage, std::vector<int> local_ranks,
+             int64_t timeout_milliseconds)
+    : mesh(rank, std::move(sockets), std::move(numbers)),
       stage(std::move(stage)),
       rank_(rank),
       local_ranks_(std::move(local_ranks)),
@@ -65,10 +66,9 @@ bool Group::all_arrived() {
         if (!(other == description_)) {
             const int rank = local_ranks_[num_checked_];
             throw Failure(Code::mismatch, rank,
-                          "ranks disagree: rank " + std::to_string(rank) + " called " +
-                              describe(other) + ", rank " + std::to_string(rank_) + " called " +
-                              describe(description_) + " as operation " +
-                              std::to_string(operation_));
+                          "ranks disagree: " + mesh.name_of(rank) + " called " + describe(other) +
+                              ", " + mesh.name_of(rank_) + " called " + describe(description_) +
+                              " as operation " + std::to_string(operation_));
         }
         ++num_checked_;
     }
@@ -117,12 +117,10 @@ void Group::wait(Work& work, int64_t& stalled_since) {
         // The rank may have done its part before it closed: look again.
         if (awaited >= 0 && mesh.has_closed(awaited) && !work.advance() && !work.done()) {
             throw Failure(Code::closed, awaited,
-                          "rank " + std::to_string(awaited) + " is gone (connection closed)");
+                          mesh.name_of(awaited) + " is gone (connection closed)");
         }
         if (now - stalled_since >= timeout_milliseconds_) {
-            throw Failure(Code::silent, awaited,
-                          "nothing came from rank " + std::to_string(awaited) + " for " +
-                              std::to_string(timeout_milliseconds_ / 1000.0) + " seconds");
+            throw Failure(Code::silent, awaited, "nothing moved within the time limit");
         }
     }
     sleep(work);
@@ -148,11 +146,10 @@ void Group::sleep(Work& work) {
     }
 }
 
-void Group::abort(int rank, const std::string& message) {
+void Group::abort(const std::string& message) {
     {
         const std::lock_guard<std::mutex> lock(abort_mutex_);
         if (aborted_.load()) return;
-        abort_rank_ = rank;
         abort_message_ = message;
         aborted_.store(true);
     }
@@ -164,7 +161,7 @@ void Group::abort(int rank, const std::string& message) {
 void Group::throw_if_aborted() {
     if (!aborted_.load()) return;
     const std::lock_guard<std::mutex> lock(abort_mutex_);
-    throw Failure(Code::aborted, abort_rank_, abort_message_);
+    throw Failure(Code::aborted, -1, abort_message_);
 }
 
 Group::State Group::state() const {

@@ -30,9 +30,10 @@ public:
 
 class Group {
 public:
-    // `stage` may be null: this rank is alone on its host. `local_ranks`: the ranks of the stage.
-    Group(int rank, std::vector<int> sockets, std::unique_ptr<Stage> stage,
-          std::vector<int> local_ranks, int64_t timeout_milliseconds);
+    // `sockets`, `numbers`: see Mesh. `stage` may be null: this rank is alone on its host.
+    // `local_ranks`: the ranks of the stage.
+    Group(int rank, std::vector<int> sockets, std::vector<int> numbers,
+          std::unique_ptr<Stage> stage, std::vector<int> local_ranks, int64_t timeout_milliseconds);
     ~Group();
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
@@ -50,7 +51,7 @@ public:
     void run(Work& work);
 
     // From any thread: `run` throws, now and from now on.
-    void abort(int rank, const std::string& message);
+    void abort(const std::string& message);
 
     // From any thread: what this rank does. `stage` points to a constant.
     struct State {
@@ -89,7 +90,6 @@ private:
 
     std::atomic<bool> aborted_{false};
     std::mutex abort_mutex_;
-    int abort_rank_ = -1;
     std::string abort_message_;
 
     std::atomic<uint64_t> state_operation_{0};

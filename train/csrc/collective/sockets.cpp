@@ -50,7 +50,8 @@ std::string describe(const Description& description) {
     return text + ")";
 }
 
-Mesh::Mesh(int rank, std::vector<int> sockets) : rank_(rank), peers_(sockets.size()) {
+Mesh::Mesh(int rank, std::vector<int> sockets, std::vector<int> numbers)
+    : rank_(rank), peers_(sockets.size()), numbers_(std::move(numbers)) {
     for (size_t i = 0; i < sockets.size(); ++i) peers_[i].socket = sockets[i];
 }
 
@@ -175,16 +176,16 @@ bool Mesh::progress_receives(int rank, Peer& peer) {
 // Finds the transfer of the message whose header is complete, or memory if it comes early.
 void Mesh::match(int rank, Peer& peer) {
     const Header& header = peer.header;
-    const std::string who = "rank " + std::to_string(rank);
+    const std::string who = name_of(rank);
     if (header.magic != kMagic) {
         throw Failure(Code::broken, rank, who + " sent bytes that are no message");
     }
     if (header.operation != operation_ || !(header.description == description_)) {
         throw Failure(Code::mismatch, rank,
                       "ranks disagree: " + who + " called " + describe(header.description) +
-                          " as operation " + std::to_string(header.operation) + ", rank " +
-                          std::to_string(rank_) + " called " + describe(description_) +
-                          " as operation " + std::to_string(operation_));
+                          " as operation " + std::to_string(header.operation) + ", " +
+                          name_of(rank_) + " called " + describe(description_) + " as operation " +
+                          std::to_string(operation_));
     }
     peer.matched = true;
     for (size_t i = 0; i < peer.receives.size(); ++i) {
@@ -201,9 +202,9 @@ void Mesh::match(int rank, Peer& peer) {
 void Mesh::check_length(int rank, const Receive& receive, size_t bytes) const {
     if (receive.received ? bytes <= receive.capacity : bytes == receive.capacity) return;
     throw Failure(Code::mismatch, rank,
-                  "ranks disagree: rank " + std::to_string(rank) + " sent " +
-                      std::to_string(bytes) + " bytes, rank " + std::to_string(rank_) +
-                      " expected " + std::to_string(receive.capacity));
+                  "ranks disagree: " + name_of(rank) + " sent " + std::to_string(bytes) +
+                      " bytes, " + name_of(rank_) + " expected " +
+                      std::to_string(receive.capacity));
 }
 
 void Mesh::finish_receive(Peer& peer) {
@@ -247,8 +248,7 @@ bool Mesh::has_closed(int peer) const {
 }
 
 void Mesh::fail_closed(int rank, const char* what) const {
-    throw Failure(Code::closed, rank,
-                  "rank " + std::to_string(rank) + " is gone (" + std::string(what) + ")");
+    throw Failure(Code::closed, rank, name_of(rank) + " is gone (" + what + ")");
 }
 
 }  // namespace taco::collective

@@ -27,7 +27,8 @@ std::string describe(const Description& description);
 class Mesh {
 public:
     // `sockets[r]`: connected stream socket to rank r, -1 for this rank. The mesh closes them.
-    Mesh(int rank, std::vector<int> sockets);
+    // `numbers[r]`: of rank r in messages: a subgroup's ranks have those of all ranks.
+    Mesh(int rank, std::vector<int> sockets, std::vector<int> numbers);
     ~Mesh();
     Mesh(const Mesh&) = delete;
     Mesh& operator=(const Mesh&) = delete;
@@ -55,6 +56,8 @@ public:
     // Whether the peer has closed its socket: it will never send again.
     bool has_closed(int peer) const;
     int size() const { return static_cast<int>(peers_.size()); }
+    // "rank 3", as messages name it.
+    std::string name_of(int rank) const { return "rank " + std::to_string(numbers_[rank]); }
 
 private:
     struct Send {
@@ -98,6 +101,7 @@ private:
 
     int rank_;
     std::vector<Peer> peers_;
+    std::vector<int> numbers_;
     uint64_t operation_ = 0;
     Description description_;
     size_t num_transfers_ = 0;

@@ -16,10 +16,19 @@ from taco_train.cluster.store import KeyValueStore
 from taco_train.collective import library
 from taco_train.collective.arguments import check_depth, equal_splits, reduction_of, type_of
 from taco_train.collective.buffers import Buffer
-from taco_train.collective.connect import connect
-from taco_train.collective.control import Listener
-from taco_train.collective.handle import Handle, State
-from taco_train.collective.levels import FLAT, Levels, make_layout, make_tree, placement_among
+from taco_train.collective.connect import Meeting, StoreMeeting, connect
+from taco_train.collective.control import MAX_ENDPOINT_BYTES, Endpoint, Listener
+from taco_train.collective.errors import CommunicationError
+from taco_train.collective.failure_domain import FailureDomain, State
+from taco_train.collective.handle import Handle
+from taco_train.collective.levels import (
+    FLAT,
+    INSIDE,
+    Levels,
+    make_layout,
+    make_tree,
+    placement_among,
+)
 from taco_train.collective.library import Description, Kind
 from taco_train.collective.residuals import Residuals, sparse_arguments
 from taco_train.collective.rows import RowMover
@@ -35,7 +44,8 @@ class Communicator:
     All ranks call the same operations in the same order, one thread of a rank at a time; `exchange`
     alone concerns only the ranks that it names. Tensors are on the CPU. Where ranks call different
     operations, or a rank is gone or silent, every rank raises CommunicationError, and the
-    communicator is of no use afterwards. Autograd does not see what happens here.
+    communicator is of no use afterwards, nor are those that it is a subgroup of and its subgroups.
+    Autograd does not see what happens here.
 
     Args:
         placement: this rank's, with the hosts of all ranks; `addresses` where there are several.
@@ -43,6 +53,7 @@ class Communicator:
         name: of the communicator: different for those that are made at the same time.
         timeout_seconds: how long a rank waits for another in one operation while nothing moves.
         levels: how all-reduces are divided by default.
+        parent: what it is a subgroup of: see `subgroup`.
 
     Attributes:
         rank, size: of this rank, and number of ranks.
@@ -61,6 +72,7 @@ class Communicator:
         name: str = "world",
         timeout_seconds: float = 60.0,
         levels: Levels | None = None,
+        parent: Parent | None = None,
     ) -> None:
         self.placement = placement
         self.rank, self.size = placement.rank, placement.size
@@ -70,11 +82,14 @@ class Communicator:
         self.residuals = Residuals()
         self.store = store
         self._layout = make_layout(placement.rank, placement.hosts, self.levels)
-        self._handle = Handle(placement)
+        if parent is None:
+            self._handle = Handle(placement, FailureDomain(placement), range(placement.size))
+        else:
+            self._handle = Handle(placement, parent.domain, parent.numbers)
         self._rows = RowMover(self._handle, self._layout, self.rank, self.size)
         self._listener: Listener | None = None
         if placement.size > 1:
-            self._open()
+            self._open(parent)
 
     def all_reduce(
         self, tensor: Tensor, op: str = "sum", *, wire: Wire = DENSE, depth: int | None = None
@@ -90,11 +105,11 @@ class Communicator:
             depth: 1 to 3 levels, those of `levels` by default.
         """
         used = self.levels.depth if depth is None else depth
+        check_depth(used)
         if isinstance(wire, TopK):
             if op not in ("sum", "average"):
                 raise ValueError(f"all_reduce: op is {op!r}; top-k needs sum or average")
             if tensor.dtype == torch.float32 and tensor.numel() and len(self._layout.domains) > 1:
-                check_depth(used)
                 self._reduce_in_place(
                     tensor,
                     "sparse_all_reduce",
@@ -105,6 +120,13 @@ class Communicator:
                 return
             wire = DENSE
         self._all_reduce(tensor, op, wire, used, Kind.ALL_REDUCE)
+
+    def sum_inside(self, tensor: Tensor) -> None:
+        """Sums a tensor in place over the ranks that share memory with this one.
+
+        All ranks call it: an all-reduce without what happens between hosts.
+        """
+        self._all_reduce(tensor, "sum", DENSE, INSIDE, Kind.ALL_REDUCE)
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
@@ -235,11 +257,13 @@ class Communicator:
             name=f"{self.name}/{name}",
             timeout_seconds=self.timeout_seconds,
             levels=self.levels,
+            parent=Parent(self, members),
         )
 
     def abort(self, reason: str = "the communicator was aborted") -> None:
         """From any thread: the operation in progress and all later ones raise, on all ranks."""
-        self._handle.abort(f"rank {self.rank}: {reason}")
+        rank = self._handle.numbers[self.rank]
+        self._handle.domain.report(rank, f"rank {rank}: {reason}")
 
     def state(self) -> State:
         """From any thread: what this rank does in its operation."""
@@ -260,34 +284,42 @@ class Communicator:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _open(self) -> None:
+    def _open(self, parent: Parent | None) -> None:
+        domain = self._handle.domain
         arrivals: queue.SimpleQueue[tuple[int, socket.socket]] = queue.SimpleQueue()
         addresses = self.placement.addresses
-        self._listener = Listener(
+        listener = Listener(
             addresses[self.rank] if addresses else "127.0.0.1",
             lambda rank, connection: arrivals.put((rank, connection)),
-            self._handle.hear,
+            domain.hear,
             self._handle.answer,
         )
+        meeting: Meeting = parent or StoreMeeting(self.placement, self.store, self.name)
         try:
             connections = connect(
                 self.placement,
-                self.store,
-                f"taco_train/communicator/{self.name}",
+                self._handle.numbers,
+                meeting,
                 self._layout.members,
                 SLOT_BYTES,
-                self._listener,
+                listener,
                 arrivals,
                 self.timeout_seconds,
             )
+            if parent is None:
+                domain.open(connections.endpoints)
             self._handle.open(connections, self._layout, SLOT_BYTES, self.timeout_seconds)
-        except BaseException:
-            self._listener.close()
+            if parent is None:
+                self._listener = listener
+        except CommunicationError as error:
+            domain.report(error.rank, str(error))
             raise
+        finally:
+            if self._listener is None:  # that of the parent answers
+                listener.close()
 
     def _all_reduce(self, tensor: Tensor, op: str, wire: Dense, depth: int, kind: Kind) -> None:
         type_number, reduction = type_of(tensor), reduction_of(op)
-        check_depth(depth)
         if self.size == 1:
             return
         arguments = library.AllReduceArguments(
@@ -318,3 +350,44 @@ class Communicator:
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} does not exist: ranks are 0 to {self.size - 1}")
+
+
+class Parent:
+    """The communicator that a subgroup is made of; the subgroup's ranks find each other through it.
+
+    So a rank that is lost meanwhile is noticed and named as in every other operation.
+
+    Args:
+        communicator: the parent.
+        ranks: of the parent, in the order of the subgroup, with this rank.
+
+    Attributes:
+        domain: of the parent: they fail together.
+        numbers: of the ranks in the domain.
+    """
+
+    def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
+        self._communicator = communicator
+        self._ranks = ranks
+        handle = communicator._handle
+        self.domain = handle.domain
+        self.numbers = [handle.numbers[rank] for rank in ranks]
+
+    def swap(self, own: Endpoint) -> list[Endpoint]:
+        """See `connect.Meeting`."""
+        data = own.encode().ljust(MAX_ENDPOINT_BYTES)
+        received = self._exchange(data)
+        return [
+            Endpoint.decode(bytes(received[rank])) if rank in received else own
+            for rank in self._ranks
+        ]
+
+    def wait(self) -> None:
+        """See `connect.Meeting`."""
+        self._exchange(b"")
+
+    def _exchange(self, data: bytes) -> dict[int, bytearray]:
+        others = [rank for rank in self._ranks if rank != self._communicator.rank]
+        received = {rank: bytearray(len(data)) for rank in others}
+        self._communicator.exchange([(rank, data) for rank in others], list(received.items()))
+        return received

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from taco_train.cluster.ranks import Placement
 from taco_train.cluster.store import KeyValueStore, RendezvousError
@@ -40,10 +40,49 @@ class Connections:
                 os.close(descriptor)
 
 
+class Meeting(Protocol):
+    """Where the ranks of a communicator find each other while they are not connected."""
+
+    def swap(self, own: Endpoint) -> list[Endpoint]:
+        """The endpoints of all ranks, by rank; `own` is this one's."""
+        ...
+
+    def wait(self) -> None:
+        """Called when this rank has connected to those below it; those above it may have, too."""
+        ...
+
+
+class StoreMeeting:
+    """Ranks that have nothing but a store in common.
+
+    Args:
+        name: of the communicator. It may be used again: every rank counts how often it has.
+    """
+
+    def __init__(self, placement: Placement, store: KeyValueStore, name: str) -> None:
+        self._placement, self._store, self._name = placement, store, name
+
+    def swap(self, own: Endpoint) -> list[Endpoint]:
+        placement, store = self._placement, self._store
+        name = f"taco_train/communicator/{self._name}"
+        prefix = f"{name}/{store.add(f'{name}/{placement.rank}/uses', 1)}"
+        store.set(f"{prefix}/{placement.rank}", own.encode())
+        found = []
+        for other in range(placement.size):
+            try:
+                found.append(Endpoint.decode(store.get(f"{prefix}/{other}")))
+            except (RendezvousError, RuntimeError) as error:
+                raise _missing(placement, range(placement.size), [other], "has not come") from error
+        return found
+
+    def wait(self) -> None:
+        """The ranks above this one have as long as connecting may take."""
+
+
 def connect(
     placement: Placement,
-    store: KeyValueStore,
-    prefix: str,
+    numbers: Sequence[int],
+    meeting: Meeting,
     members: Sequence[int],
     slot_bytes: int,
     listener: Listener,
@@ -53,34 +92,43 @@ def connect(
     """Opens the connections of this rank. All ranks call it at the same time.
 
     Args:
+        numbers: of the ranks, as messages name them.
         members: ranks that share memory with this one, ascending.
         arrivals: where `listener` puts the data connections of higher ranks.
 
     Raises:
         CommunicationError: a rank cannot be reached, or did not come within the time limit.
     """
-    rank, own = placement.rank, listener.endpoint
+    rank = placement.rank
     deadline = time.monotonic() + timeout_seconds
-    # A name may be used again: every rank counts how often it has.
-    prefix = f"{prefix}/{store.add(f'{prefix}/{rank}/uses', 1)}"
-    store.set(
-        f"{prefix}/{rank}",
-        json.dumps([own.address, own.port, own.unix, own.token.hex()]),
-    )
-    endpoints = [_endpoint(store, prefix, placement, other) for other in range(placement.size)]
+    endpoints = meeting.swap(listener.endpoint)
     connections: dict[int, socket.socket] = {}
     made = Connections([-1] * placement.size, [-1] * len(members), -1, endpoints)
     try:
         for other in range(rank):
             is_local = placement.hosts[other] == placement.host
-            connections[other] = _open(endpoints[other], is_local, placement, other, deadline)
+            try:
+                connections[other] = _open(endpoints[other], is_local, rank, deadline)
+            except OSError as error:
+                raise _missing(
+                    placement, numbers, [other], f"cannot be reached ({error})"
+                ) from error
+        meeting.wait()
         while len(connections) < placement.size - 1:
-            other, connection = _next_arrival(arrivals, placement, connections, deadline)
+            try:
+                other, connection = arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                missing = [
+                    other
+                    for other in range(placement.size)
+                    if other != rank and other not in connections
+                ]
+                raise _missing(placement, numbers, missing, "has not connected") from None
             connections[other] = connection
         for connection in connections.values():
             tune(connection)
         if len(members) > 1:
-            _share_memory(made, rank, members, slot_bytes, connections)
+            _share_memory(made, rank, numbers, members, slot_bytes, connections)
     except BaseException:
         made.close()
         for connection in connections.values():
@@ -92,47 +140,19 @@ def connect(
     return made
 
 
-def _endpoint(store: KeyValueStore, prefix: str, placement: Placement, other: int) -> Endpoint:
-    try:
-        address, port, unix, token = json.loads(store.get(f"{prefix}/{other}"))
-    except (RendezvousError, RuntimeError) as error:
-        raise _missing(placement, [other], "has not come") from error
-    return Endpoint(address, port, unix, bytes.fromhex(token))
-
-
-def _open(
-    endpoint: Endpoint, is_local: bool, placement: Placement, other: int, deadline: float
-) -> socket.socket:
-    try:
-        connection = endpoint.connect(is_local, max(0.1, deadline - time.monotonic()))
-        endpoint.send(connection, Record(Message.DATA, placement.rank))
-    except OSError as error:
-        raise _missing(placement, [other], f"cannot be reached ({error})") from error
+def _open(endpoint: Endpoint, is_local: bool, rank: int, deadline: float) -> socket.socket:
+    connection = endpoint.connect(is_local, max(0.1, deadline - time.monotonic()))
+    endpoint.send(connection, Record(Message.DATA, rank))
     return connection
 
 
-def _next_arrival(
-    arrivals: queue.SimpleQueue[tuple[int, socket.socket]],
-    placement: Placement,
-    connections: dict[int, socket.socket],
-    deadline: float,
-) -> tuple[int, socket.socket]:
-    try:
-        return arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
-    except queue.Empty:
-        missing = [
-            other
-            for other in range(placement.size)
-            if other != placement.rank and other not in connections
-        ]
-        raise _missing(placement, missing, "has not connected") from None
-
-
-def _missing(placement: Placement, ranks: Sequence[int], what: str) -> CommunicationError:
-    names = ", ".join(f"rank {rank} on host {placement.hosts[rank]}" for rank in ranks)
+def _missing(
+    placement: Placement, numbers: Sequence[int], ranks: Sequence[int], what: str
+) -> CommunicationError:
+    names = ", ".join(f"rank {numbers[rank]} on host {placement.hosts[rank]}" for rank in ranks)
     return CommunicationError(
-        f"rank {placement.rank} cannot connect: {names} {what}",
-        rank=ranks[0],
+        f"rank {numbers[placement.rank]} cannot connect: {names} {what}",
+        rank=numbers[ranks[0]],
         host=placement.hosts[ranks[0]],
         stage="connecting",
     )
@@ -141,6 +161,7 @@ def _missing(placement: Placement, ranks: Sequence[int], what: str) -> Communica
 def _share_memory(
     made: Connections,
     rank: int,
+    numbers: Sequence[int],
     members: Sequence[int],
     slot_bytes: int,
     connections: dict[int, socket.socket],
@@ -164,8 +185,9 @@ def _share_memory(
             for descriptor in received:
                 os.close(descriptor)
             raise CommunicationError(
-                f"rank {member} did not share its memory: it has ended, or has no descriptors left",
-                rank=member,
+                f"rank {numbers[member]} did not share its memory: it has ended, or has no "
+                "descriptors left",
+                rank=numbers[member],
                 stage="connecting",
             )
         made.bells[index] = received[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import secrets
 import selectors
 import socket
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+MAX_ENDPOINT_BYTES = 512  # an address has 253 characters at most
 _RECORD = struct.Struct("<8s16sBiiQH400s")
 _MAGIC = b"taco-ctl"
 _READ_SECONDS = 5.0
@@ -37,7 +39,7 @@ class Record:
 
     Attributes:
         sender: its rank.
-        rank: the rank that it is about, -1 if none.
+        rank: the rank that it is about, -1 if none: as all ranks are numbered, like the sender.
         operation: number of the operation that the sender is in.
         text: at most 400 bytes.
     """
@@ -57,6 +59,16 @@ class Endpoint:
     port: int
     unix: str
     token: bytes
+
+    def encode(self) -> bytes:
+        """At most `MAX_ENDPOINT_BYTES`."""
+        return json.dumps([self.address, self.port, self.unix, self.token.hex()]).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Endpoint:
+        """Inverse of `encode`; spaces may follow."""
+        address, port, unix, token = json.loads(data)
+        return Endpoint(address, port, unix, bytes.fromhex(token))
 
     def connect(self, is_local: bool, timeout: float) -> socket.socket:
         """Opens a connection.

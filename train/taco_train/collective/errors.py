@@ -7,7 +7,8 @@ class CommunicationError(Exception):
     The communicator is of no use afterwards: every later call raises the same error.
 
     Attributes:
-        rank, host: of the rank that is gone, silent or disagrees; None if unknown.
+        rank, host: of the rank that is gone, silent or disagrees; None if unknown. Ranks of a
+            subgroup have their numbers in the communicator that it was made of.
         stage: what this rank was doing, e.g. `shared memory` or `exchange between hosts`.
     """
 

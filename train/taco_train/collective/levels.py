@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from taco_train.cluster.ranks import Placement, place
 
 FLAT, HOSTS, RACKS = 1, 2, 3
+INSIDE = 4  # hosts alone, and nothing between them: a part of an all-reduce, to be measured
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def make_layout(rank: int, hosts: Sequence[str], levels: Levels) -> Layout:
     members = next(domain for domain in domains if rank in domain)
     num_shards = min(map(len, domains))
     index = members.index(rank)
-    schedules = [Schedule()] * 3
+    schedules = [Schedule()] * INSIDE
     if len(domains) > 1:
         everyone = tuple(other for domain in domains for other in domain)
         schedules[FLAT - 1] = Schedule(is_ring=True, groups=(Group(everyone, len(everyone)),))

@@ -70,6 +70,7 @@ class CreateArguments(ctypes.Structure):
         ("rank", I32),
         ("size", I32),
         ("sockets", ctypes.POINTER(I32)),
+        ("numbers", ctypes.POINTER(I32)),
         ("num_local_ranks", I32),
         ("local_index", I32),
         ("local_ranks", ctypes.POINTER(I32)),
@@ -155,7 +156,7 @@ def load() -> ctypes.CDLL:
             I32,
             [POINTER, ctypes.POINTER(Description), POINTER, U64, I32, I32, numbers, report],
         ),
-        "abort": (None, [POINTER, I32, ctypes.c_char_p]),
+        "abort": (None, [POINTER, ctypes.c_char_p]),
         "state": (
             None,
             [POINTER, ctypes.POINTER(U64), numbers, ctypes.POINTER(ctypes.c_char_p)],

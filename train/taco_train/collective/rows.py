@@ -166,8 +166,8 @@ class RowMover:
             if length != row:
                 self._handle.fail_mismatch(
                     rank,
-                    f"ranks disagree: rows have {length} elements on rank {rank}, {row} on rank "
-                    f"{self._rank}",
+                    f"ranks disagree: rows have {length} elements on {self._handle.name_of(rank)}, "
+                    f"{row} on {self._handle.name_of(self._rank)}",
                 )
         return received[:, 0].tolist(), int(received[list(self._members), 2].max())
 
