@@ -81,6 +81,7 @@ class BucketQueue:
                     self._communicator, buffer, "average", bucket.names, bucket.sizes
                 )
             except Exception as error:
+                self._communicator.abort(str(error))  # other ranks may wait for this one
                 self._failure = CollectiveError(str(error))
                 bucket.future.set_exception(self._failure)  # type: ignore[arg-type]
             else:

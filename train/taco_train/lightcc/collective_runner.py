@@ -99,6 +99,10 @@ class CollectiveRunner:
             if work is not None:
                 work.output = output
 
+    def abort(self, reason: str) -> None:
+        """See `engine.Runner`."""
+        self._world.abort(reason)
+
     def close(self) -> None:
         """Close the communicators of process sets; the world's belongs to its maker."""
         for number, group in self._groups.items():

@@ -60,6 +60,10 @@ class Runner(Protocol):
         """
         ...
 
+    def abort(self, reason: str) -> None:
+        """This rank's part failed: other ranks must not wait for it in the batch that they run."""
+        ...
+
 
 class Link(Protocol):
     """The connection to the coordinator: see RankLink."""
@@ -182,7 +186,8 @@ class Engine:
             except Exception as failure:
                 logger.debug("a collective failed", exc_info=True)
                 error = failure
-                # Other ranks may wait for this one's next collectives, and not in this one.
+                # Other ranks may wait for this one in this collective, and for its next ones.
+                self._runner.abort(str(failure))
                 self._link.fail(str(failure))
                 self._fail(CollectiveError(str(failure)))
         for work in works:

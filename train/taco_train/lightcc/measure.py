@@ -90,11 +90,7 @@ def _still_holds(
 
 
 def _measure(communicator: Communicator, layout: Layout) -> Costs:
-    own = next(index for index, one in enumerate(layout.domains) if communicator.rank in one)
-    subgroup = communicator.subgroup(layout.members, f"shared memory {own}")
-    assert subgroup is not None
-    with subgroup:
-        memory = _line(communicator, lambda num_bytes: subgroup.all_reduce(_buffer(num_bytes)))
+    memory = _line(communicator, lambda num_bytes: communicator.sum_inside(_buffer(num_bytes)))
     ring = hosts = Line(0.0, 0.0)
     if len(layout.domains) > 1:
         ring = _ring(communicator, layout.domains)

@@ -18,6 +18,7 @@ from support.patience import PATIENCE_SECONDS
 from support.train_processes import Outcome, RankPool
 from taco_train.cluster.emulation.emulator import emulate
 from taco_train.cluster.emulation.fabric import Fabric
+from taco_train.collective.communicator import Communicator
 from taco_train.lightcc.horovod.state import current
 
 pytestmark = pytest.mark.process
@@ -30,10 +31,7 @@ SHARED_MEMORY, BETWEEN_HOSTS = "shared memory", "exchange between hosts"
 
 @contextmanager
 def running_ranks(**variables: str) -> Iterator[RankPool]:
-    # Nothing is left to measure: every collective is one of the test's.
-    fixed = {"LIGHT_2D_ALLREDUCE": "1", "HOROVOD_FUSION_THRESHOLD": "0"}
-    environment = {**fixed, **variables}
-    with RankPool(len(HOSTS), hosts=HOSTS, environment=environment) as pool:
+    with RankPool(len(HOSTS), hosts=HOSTS, environment=variables) as pool:
         pool.run(hvd.init)
         yield pool
 
@@ -118,6 +116,79 @@ def test_a_rank_that_is_killed_in_a_collective(stage: str, top_k: str) -> None:
         for message in messages_of(pool.finish(others)):
             assert f"rank {VICTIM} is gone" in message
         assert pool.run(left_after_shutdown, ranks=others) == [[]] * len(others)
+
+
+def die_in(method: str) -> None:
+    setattr(Communicator, method, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    reduce_until_failure()
+
+
+# Only the measurement of costs calls these methods.
+@pytest.mark.parametrize(
+    ("victim", "method"), [(0, "sum_inside"), (3, "sum_inside"), (VICTIM, "exchange")]
+)
+def test_a_rank_that_is_killed_while_costs_are_measured(victim: int, method: str) -> None:
+    others = all_but(victim)
+    with running_ranks() as pool:
+        pool.start(die_in, method, ranks=[victim])
+        pool.start(reduce_until_failure, ranks=others)
+        assert pool.finish([victim])[0].exit_code == -signal.SIGKILL
+        for message in messages_of(pool.finish(others)):
+            assert f"rank {victim} is gone" in message
+        assert pool.run(left_after_shutdown, ranks=others) == [[]] * len(others)
+
+
+def reduce_pairs(num_passes: int) -> None:
+    """Until the planner has its buckets: both tensors are one."""
+    for _ in range(num_passes):
+        for handle in submit_pair():
+            hvd.synchronize(handle)
+
+
+def submit_pair() -> list[int]:
+    return [hvd.allreduce_async(torch.ones(50_000), name=name) for name in ("first", "last")]
+
+
+def submit_and_die() -> None:
+    """Ends once the first tensor of the bucket is ready on all ranks."""
+    hvd.allreduce_async(torch.ones(50_000), name="first")
+    while current().engine._link._has_unsent():  # type: ignore[attr-defined]
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reduce_pairs_until_failure() -> None:
+    while True:
+        reduce_pairs(1)
+
+
+def test_a_rank_that_is_killed_while_a_bucket_waits_for_its_last_tensor() -> None:
+    others = all_but(VICTIM)
+    with running_ranks() as pool:
+        pool.run(reduce_pairs, 6)
+        pool.start(submit_and_die, ranks=[VICTIM])
+        pool.start(reduce_pairs_until_failure, ranks=others)
+        for message in messages_of(pool.finish(others)):
+            assert f"rank {VICTIM} is gone" in message
+
+
+def fail_in_a_collective() -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no memory for a bucket")
+
+    setattr(current().reducer, "all_reduce", fail)  # noqa: B010 - mypy
+    reduce_until_failure()
+
+
+def test_a_rank_that_fails_in_a_collective() -> None:
+    with running_ranks() as pool:
+        pool.start(fail_in_a_collective, ranks=[VICTIM])
+        pool.start(reduce_until_failure, ranks=all_but(VICTIM))
+        own, *others = messages_of(pool.finish([VICTIM, *all_but(VICTIM)]))
+        assert own == "no memory for a bucket"
+        for message in others:
+            assert f"rank {VICTIM}" in message
+            assert message.endswith(own)
 
 
 def stop_and_submit() -> None:
