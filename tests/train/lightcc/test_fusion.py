@@ -9,7 +9,8 @@ import pytest
 
 from support.link_costs import costs
 from taco_train.lightcc.cost_model import Buffer, Line, choose
-from taco_train.lightcc.fusion import ReadyGradient, buckets_of, fusion_bytes
+from taco_train.lightcc.fusion import fusion_bytes
+from taco_train.lightcc.negotiation.buckets import ReadyGradient, buckets_of
 from taco_train.lightcc.settings import Settings
 
 MIB = 1 << 20

@@ -19,8 +19,9 @@ from taco_train.lightcc.cost_cache import CostCache
 from taco_train.lightcc.cost_model import Buffer, Costs, Format, Plan, allowed_plans, choose
 from taco_train.lightcc.device.groups import LevelGroups
 from taco_train.lightcc.device.level_reducer import LevelReducer
-from taco_train.lightcc.fusion import ReadyGradient, fusion_bytes
+from taco_train.lightcc.fusion import fusion_bytes
 from taco_train.lightcc.measure import measure
+from taco_train.lightcc.negotiation.buckets import ReadyGradient
 from taco_train.lightcc.negotiation.requests import UNNAMED
 from taco_train.lightcc.settings import Settings
 from taco_train.lightcc.unsent import Bucket, Unsent

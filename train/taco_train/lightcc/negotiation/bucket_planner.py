@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from taco_train.lightcc.fusion import ReadyGradient, buckets_of
+from taco_train.lightcc.negotiation.buckets import ReadyGradient, buckets_of
 from taco_train.lightcc.negotiation.requests import Request
 
 logger = logging.getLogger(__name__)
