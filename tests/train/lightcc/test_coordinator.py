@@ -140,8 +140,11 @@ def test_a_join_contributes_zeros_and_ends_when_all_have_joined() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (replace(GRADIENT, op="max"), "allreduce max is not possible after a rank has joined"),
-        (Request(Kind.ALL_TO_ALL, "t", "float32", (2,)), "alltoall is not possible after a rank"),
+        (replace(GRADIENT, op="max"), "allreduce max is not possible after rank 1 joined: only "),
+        (
+            Request(Kind.ALL_TO_ALL, "t", "float32", (2,)),
+            "alltoall is not possible after rank 1 joined",
+        ),
         (Request(Kind.BROADCAST, "b", "float32", (2,), root=1), "the root rank 1 has joined"),
     ],
 )

@@ -290,7 +290,10 @@ class Coordinator:
         absent = [rank for rank in self._members(key) if rank not in by_rank]
         if absent and (first.kind not in _WITH_ZEROS or first.op not in ("", "sum", "average")):
             what = " ".join(filter(None, (first.kind, first.op)))
-            return f"{what} is not possible after a rank has joined"
+            return (
+                f"{what} is not possible after {_ranks(absent)} joined: only sums, averages, "
+                "allgather, broadcast and barrier are"
+            )
         if first.kind is Kind.BROADCAST and first.root in absent:
             return f"the root rank {first.root} has joined"
         if difference := _difference(by_rank):
