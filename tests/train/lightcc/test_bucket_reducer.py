@@ -68,6 +68,19 @@ def test_explicit_settings_need_no_measurement(ranks: RankPool) -> None:
         assert not any("predicted" in line for line in lines)
 
 
+def sum_of_large_values(compression: str) -> float:
+    settings, buffer = Settings(compression=compression), torch.full((100,), 70_000.0)
+    BucketReducer(settings).all_reduce(communicator("abcd"), buffer, "sum", ["bucket"], [100])
+    assert buffer.eq(buffer[0]).all()
+    return buffer[0].item()
+
+
+def test_bfloat16_holds_what_float16_cannot(ranks: RankPool) -> None:
+    assert ranks.run(sum_of_large_values, "fp16") == [float("inf")] * SIZE
+    bound = 280_000 * 2**-7
+    assert ranks.run(sum_of_large_values, "bf16") == [pytest.approx(280_000, abs=bound)] * SIZE
+
+
 @pytest.mark.parametrize("settings", [Settings(two_level=False), Settings(compression="fp16")])
 def test_other_ops_are_exact(ranks: RankPool, settings: Settings) -> None:
     ranks.run(reduced, settings, "aabb", 100_000, "max")

@@ -24,6 +24,7 @@ from taco_train.lightcc.settings import Settings
 MIB = 1 << 20
 FLAT, TWO_LEVEL = Plan(two_level=False), Plan(two_level=True)
 FLAT16, TWO_LEVEL16 = Plan(False, Format.FLOAT16), Plan(True, Format.FLOAT16)
+FLAT_BF16, TWO_LEVEL_BF16 = Plan(False, Format.BFLOAT16), Plan(True, Format.BFLOAT16)
 TOP_K, FLAT_TOP_K = Plan(True, Format.TOP_K), Plan(False, Format.TOP_K)
 AUTO = Settings(compression="auto")
 
@@ -83,6 +84,7 @@ def test_a_ring_where_messages_of_many_hosts_collide() -> None:
         (Settings(two_level=True, two_level_max_bytes=3), 4, {FLAT}),
         (Settings(two_level=True, two_level_max_bytes=4), 4, {TWO_LEVEL}),
         (Settings(compression="fp16"), 4, {FLAT16, TWO_LEVEL16}),
+        (Settings(compression="bf16"), 4, {FLAT_BF16, TWO_LEVEL_BF16}),
         (Settings(top_k=True), 2 * MIB, {TOP_K, FLAT_TOP_K}),
         (Settings(top_k=True), MIB - 1, {FLAT, TWO_LEVEL}),
         (Settings(top_k=True, two_level=True, top_k_min_bytes=0), 4, {TOP_K}),

@@ -52,7 +52,7 @@ def test_the_spec_s_command_line() -> None:
         ("LIGHT_TOPK_THRESHOLD", "-1", "an integer from 0"),
         ("LIGHT_TOPK_MOMENTUM", "1", "a number from 0, below 1"),
         ("LIGHT_TOPK_MOMENTUM", "nan", "a number from 0, below 1"),
-        ("LIGHT_COMPRESSION", "zip", "none, fp16 or auto"),
+        ("LIGHT_COMPRESSION", "zip", "none, fp16, bf16 or auto"),
         ("HOROVOD_CYCLE_TIME", "fast", "a number from 0 to 60000"),
         ("HOROVOD_STALL_CHECK_TIME_SECONDS", "inf", "a number from 0"),
     ],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from taco_train.collective.communicator import Communicator
 from taco_train.collective.levels import FLAT, HOSTS, RACKS, make_layout
-from taco_train.collective.wire import DENSE, FLOAT16, TopK, Wire
+from taco_train.collective.wire import BFLOAT16, DENSE, FLOAT16, TopK, Wire
 from taco_train.lightcc.cost_cache import CostCache
 from taco_train.lightcc.cost_model import Buffer, Costs, Format, Plan, allowed_plans, choose
 from taco_train.lightcc.device.groups import LevelGroups
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _SMALL_BYTES = 64 << 10
 _BATCH_SECONDS = 3e-4  # of a bucket on the host: negotiation, threads, and copies' fixed part
 _FIRST_RATIO = 0.25  # of a warm-up, as in arXiv 1712.01887
+_WIRES = {Format.DENSE: DENSE, Format.FLOAT16: FLOAT16, Format.BFLOAT16: BFLOAT16}
 _MAX_REMEMBERED = 4096  # buffers: names may be new in each step
 
 
@@ -231,7 +232,7 @@ class BucketReducer:
 
     def _wire(self, plan: Plan, bucket: Bucket) -> Wire:
         if plan.format is not Format.TOP_K:
-            return FLOAT16 if plan.format is Format.FLOAT16 else DENSE
+            return _WIRES[plan.format]
         settings = self._settings
         return TopK(
             bucket.key,

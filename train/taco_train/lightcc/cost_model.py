@@ -25,7 +25,11 @@ class Format(StrEnum):
 
     DENSE = "dense"
     FLOAT16 = "fp16"
+    BFLOAT16 = "bf16"
     TOP_K = "TopK"
+
+
+_FORMATS = {"none": Format.DENSE, "fp16": Format.FLOAT16, "bf16": Format.BFLOAT16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Costs:
         hosts: one exchange between hosts, by bytes that all ranks of a host send together.
         memory: an all-reduce in a host's shared memory, by bytes of the buffer.
         convert_per_byte: seconds for each byte of float32 that is made float16 and float32 again,
-            while all ranks of the host convert.
+            while all ranks of the host convert; bfloat16 takes no longer.
         top_k: TopK's selection, encoding and decoding, by bytes of a rank's shard.
     """
 
@@ -126,7 +130,7 @@ def _allowed_formats(buffer: Buffer, settings: Settings) -> list[Format]:
     if settings.top_k and has_top_k:
         return [Format.TOP_K]
     if settings.compression != "auto":
-        return [Format.FLOAT16 if settings.compression == "fp16" else Format.DENSE]
+        return [_FORMATS[settings.compression]]
     formats = [Format.DENSE, Format.FLOAT16]
     return formats + [Format.TOP_K] * (has_top_k and settings.top_k is None)
 
@@ -159,7 +163,7 @@ def _two_level_seconds(chosen: Format, num_bytes: int, costs: Costs, settings: S
         sent = others * _top_k_bytes(num_bytes, settings)
         between = costs.hosts.seconds(sent) + costs.top_k.seconds(shard)
         return costs.memory.seconds(num_bytes) + between
-    share, convert = (0.5, costs.convert_per_byte) if chosen is Format.FLOAT16 else (1.0, 0.0)
+    share, convert = (1.0, 0.0) if chosen is Format.DENSE else (0.5, costs.convert_per_byte)
     if num_bytes <= _ONE_MESSAGE_BYTES:
         between = costs.hosts.seconds(others * num_bytes * share)
     else:

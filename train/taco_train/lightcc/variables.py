@@ -134,10 +134,10 @@ VARIABLES = (
     Variable(
         "LIGHT_COMPRESSION",
         "compression",
-        _choice("none", "fp16", "auto"),
+        _choice("none", "fp16", "bf16", "auto"),
         "none",
-        "How gradients cross the network: as they are, as float16, or as what the cost model "
-        "expects to be the fastest of these and TopK.",
+        "How gradients cross the network: as they are, as float16, as bfloat16, or as what the "
+        "cost model expects to be the fastest of as they are, float16 and TopK.",
     ),
     Variable(
         "LIGHT_TOPK_ALLREDUCE",
