@@ -23,6 +23,7 @@ from taco_train.collective.failure_domain import FailureDomain, State
 from taco_train.collective.handle import Handle
 from taco_train.collective.levels import (
     FLAT,
+    HOSTS,
     INSIDE,
     Levels,
     make_layout,
@@ -52,7 +53,7 @@ class Communicator:
         store: reached by all ranks.
         name: of the communicator: different for those that are made at the same time.
         timeout_seconds: how long a rank waits for another in one operation while nothing moves.
-        levels: how all-reduces are divided by default.
+        levels: the groups in which ranks reduce.
         parent: what it is a subgroup of: see `subgroup`.
 
     Attributes:
@@ -92,7 +93,7 @@ class Communicator:
             self._open(parent)
 
     def all_reduce(
-        self, tensor: Tensor, op: str = "sum", *, wire: Wire = DENSE, depth: int | None = None
+        self, tensor: Tensor, op: str = "sum", *, wire: Wire = DENSE, depth: int = HOSTS
     ) -> None:
         """Reduces a tensor in place: the same bits on all ranks and in every run.
 
@@ -102,10 +103,10 @@ class Communicator:
             tensor: same shape and dtype on all ranks.
             op: sum, average, min, max or product. Averages of integers are rounded towards zero.
             wire: format between hosts. With TopK the result is the sum of what is sent now.
-            depth: 1 to 3 levels, those of `levels` by default.
+            depth: 1, a ring over all ranks; 2, hosts first (shared memory), then between hosts;
+                3, hosts, then the hosts of a rack, then between racks.
         """
-        used = self.levels.depth if depth is None else depth
-        check_depth(used)
+        check_depth(depth)
         if isinstance(wire, TopK):
             if op not in ("sum", "average"):
                 raise ValueError(f"all_reduce: op is {op!r}; top-k needs sum or average")
@@ -114,12 +115,12 @@ class Communicator:
                     tensor,
                     "sparse_all_reduce",
                     sparse_arguments(
-                        tensor.numel(), op, wire, self.residuals, self._layout, self.rank, used
+                        tensor.numel(), op, wire, self.residuals, self._layout, self.rank, depth
                     ),
                 )
                 return
             wire = DENSE
-        self._all_reduce(tensor, op, wire, used, Kind.ALL_REDUCE)
+        self._all_reduce(tensor, op, wire, depth, Kind.ALL_REDUCE)
 
     def sum_inside(self, tensor: Tensor) -> None:
         """Sums a tensor in place over the ranks that share memory with this one.
@@ -130,9 +131,7 @@ class Communicator:
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        self._all_reduce(
-            torch.zeros(1, dtype=torch.uint8), "max", DENSE, self.levels.depth, Kind.BARRIER
-        )
+        self._all_reduce(torch.zeros(1, dtype=torch.uint8), "max", DENSE, HOSTS, Kind.BARRIER)
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Overwrites the tensor, of the same shape and dtype on all ranks, by that of `root`."""

@@ -13,22 +13,17 @@ INSIDE = 4  # hosts alone, and nothing between them: a part of an all-reduce, to
 
 @dataclass(frozen=True)
 class Levels:
-    """How an all-reduce is divided.
+    """How ranks are divided into groups, one inside the other.
 
     Attributes:
-        depth: 1, a ring over all ranks; 2, hosts first (shared memory), then between hosts;
-            3, hosts, then the hosts of a rack, then between racks.
         intra_size: largest number of ranks that share memory; all of a host if None.
         racks: rack by host; hosts that are not listed are in one rack.
     """
 
-    depth: int = HOSTS
     intra_size: int | None = None
     racks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.depth not in (FLAT, HOSTS, RACKS):
-            raise ValueError(f"levels: depth is {self.depth}; it must be 1, 2 or 3")
         if self.intra_size is not None and self.intra_size < 1:
             raise ValueError(f"levels: intra_size is {self.intra_size}; it must be 1 or more")
 

@@ -18,11 +18,6 @@ def select(values: Tensor, count: int) -> Tensor:
     return values.abs().topk(count, sorted=False).indices.sort().values
 
 
-def message_bytes(size: int, count: int, *, as_float16: bool) -> int:
-    """Bytes of a message of `count` of `size` values."""
-    return count * (2 if as_float16 else 4) + count + size // _ESCAPE
-
-
 def encode(values: Tensor, indices: Tensor, *, as_float16: bool) -> tuple[Tensor, Tensor]:
     """The message, and the values as the receivers read them.
 
@@ -31,8 +26,8 @@ def encode(values: Tensor, indices: Tensor, *, as_float16: bool) -> tuple[Tensor
         indices: [count], ascending.
 
     Returns:
-        uint8, `message_bytes` long; and float32, [count]. What float16 cannot hold is cut off at
-        its largest value.
+        uint8, with 3 or 5 bytes for each of `count` and one for every 255 of `size`; and float32,
+        [count]. What float16 cannot hold is cut off at its largest value.
     """
     chosen = values[indices]
     if as_float16:
