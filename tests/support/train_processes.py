@@ -1,4 +1,4 @@
-"""Rank processes for tests: a pool that runs functions in every rank, and scripts as ranks.
+"""Rank processes for tests: a pool that runs functions in every rank.
 
 A pool's processes are forked from a server that has imported torch already, so that a rank starts
 in milliseconds:
@@ -14,8 +14,6 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -31,7 +29,15 @@ from support.patience import PATIENCE_SECONDS
 from support.serving import free_port
 from taco_train.cluster.launch import environments
 
-PRELOADED = ["torch", "torch.distributed", "pytest", "hypothesis", "support.train_processes"]
+# torch imports _dynamo with the first optimizer, and DTensor with it.
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "pytest",
+    "hypothesis",
+    "support.train_processes",
+]
 
 
 @dataclass(frozen=True)
@@ -243,64 +249,3 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
 
 def _text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
-
-
-@dataclass(frozen=True)
-class ScriptResult:
-    """What a rank's script left: its exit code (negative after a signal) and its output."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-def run_scripts(
-    command: Sequence[str | Path],
-    size: int,
-    *,
-    hosts: Sequence[str] | None = None,
-    environment: Mapping[str, str] | None = None,
-    timeout: float = PATIENCE_SECONDS,
-) -> list[ScriptResult]:
-    """Runs `python command...` once a rank, with the variables of torchrun, until all have ended.
-
-    Raises:
-        AssertionError: they have not ended after `timeout` seconds; they are killed.
-    """
-    variables = environments(list(hosts or ["host"] * size), "127.0.0.1", free_port())
-    with tempfile.TemporaryDirectory() as folder:
-        files = [
-            [(Path(folder) / f"{rank}.{name}").open("w+") for name in ("out", "err")]
-            for rank in range(size)
-        ]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, *map(str, command)],
-                env={**os.environ, **variables[rank], **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=files[rank][0],
-                stderr=files[rank][1],
-            )
-            for rank in range(size)
-        ]
-        deadline = time.monotonic() + timeout
-        busy = []
-        for rank, process in enumerate(processes):
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                busy.append(rank)
-        texts = []
-        for pair in files:
-            for file in pair:
-                file.seek(0)
-            texts.append([file.read() for file in pair])
-            for file in pair:
-                file.close()
-        assert not busy, f"ranks {busy} busy after {timeout} s:\n{texts}"
-        return [
-            ScriptResult(process.returncode, *text)
-            for process, text in zip(processes, texts, strict=True)
-        ]

@@ -4,11 +4,10 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from support.train_processes import RankPool, run_scripts
+from support.train_processes import RankPool
 
 pytestmark = pytest.mark.process
 
@@ -55,10 +54,3 @@ def test_a_killed_rank_gives_its_exit_code() -> None:
         assert pool.outcomes(rank_and_host, 1, ranks=[0])[0].exit_code == -signal.SIGKILL
         with pytest.raises(AssertionError, match=r"busy after 0.5 s: rank 1:(.|\n)*wait_forever"):
             pool.finish([1], timeout=0.5)
-
-
-def test_scripts_have_output_and_exit_codes(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import os, sys\nprint(os.environ['RANK'])\nsys.exit(int(sys.argv[1]))\n")
-    results = run_scripts([script, "3"], 2)
-    assert [(result.exit_code, result.stdout) for result in results] == [(3, "0\n"), (3, "1\n")]

@@ -46,9 +46,10 @@ def learn(
     return losses
 
 
-def learn_in_ranks() -> float:
+def learn_in_ranks(started: dict[str, Tensor]) -> float:
     """LightCC's momentum correction takes the place of the optimizer's momentum."""
-    model = started_model(WIDTH)
+    model = started_model(WIDTH, steps=0)
+    model.load_state_dict(started)
     hooked = DistributedDataParallel(model)
     ddp_hook(hooked)
     learn(hooked, torch.optim.SGD(model.parameters(), 1.0), [dist.get_rank()], range(STEPS))
@@ -60,8 +61,8 @@ def test_loss_is_that_of_whole_gradients() -> None:
     settings = {"LIGHT_TOPK_MOMENTUM": "0.9", "LIGHT_TOPK_WARMUP_STEPS": str(WARM_UP_STEPS)}
     with RankPool(2, hosts=HOSTS, environment=TOP_K | settings) as pool:
         pool.run(start)
-        pool.start(learn_in_ranks)
         model = started_model(WIDTH)
+        pool.start(learn_in_ranks, model.state_dict())
         before = held_out_loss(model)
         optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=MOMENTUM)
         learn(model, optimizer, [0, 1], range(STEPS))
