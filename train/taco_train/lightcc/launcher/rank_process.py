@@ -64,6 +64,7 @@ class RankProcess:
         self.host, self.label = host, label
         self._on_started, self._on_end = on_started, on_end
         local = is_local(host)
+        self._is_started = local  # a guard here ends by itself, with what it has started
         self._process = subprocess.Popen(
             guard_command() if local else ssh_command(host, connection),
             stdin=subprocess.PIPE,
@@ -90,10 +91,15 @@ class RankProcess:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the command and its processes: SIGTERM, and SIGKILL after a while."""
+        """Ends the command and its processes: SIGTERM, and SIGKILL after a while.
+
+        A host that has not started the command yet may not answer: its connection ends at once.
+        """
         assert self._process.stdin
         with suppress(BrokenPipeError):
             self._process.stdin.close()
+        if not self._is_started:
+            self._process.kill()
 
     def kill(self) -> None:
         """Ends the connection to a rank that does not end."""
@@ -116,6 +122,7 @@ class RankProcess:
                 if not has_started:
                     has_started = line.rstrip() == STARTED.encode()
                     if has_started:
+                        self._is_started = True
                         self._on_started()
                     continue
                 if copy:
