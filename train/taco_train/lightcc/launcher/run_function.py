@@ -14,7 +14,6 @@ from typing import Any
 
 from taco_train.lightcc.launcher.host_slots import HostSlots, is_local, parse_hosts
 from taco_train.lightcc.launcher.options import Options
-from taco_train.lightcc.launcher.static_job import run_static
 from taco_train.lightcc.settings import settings_from
 
 _CALL, _RESULT = "call.pickle", "result.{}.pickle"
@@ -55,6 +54,9 @@ def run(
         ValueError: a host is another one, or `np` is no positive number.
         VariableError: a variable of the environment has a value that it cannot have.
     """
+    # torch takes seconds, also in ranks, which import this module
+    from taco_train.lightcc.launcher.static_job import run_static
+
     if np < 1:
         raise ValueError(f"np is {np}; it must be at least 1")
     settings_from()  # raises here, and not in every rank
