@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import main as torchrun
 
+from support.forked_program import ForkedProgram
 from support.patience import PATIENCE_SECONDS, wait_until
 from support.serving import free_port
 from support.train_processes import RankPool
@@ -51,11 +53,9 @@ def launch(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_torchrun(script: Path, tmp_path: Path) -> None:
-    result = launch(
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-        *(script, tmp_path),
-    )
-    assert result.returncode == 0, result.stderr
+    flags = ["--standalone", "--nproc-per-node=2"]
+    program = ForkedProgram(torchrun, *flags, script, tmp_path, folder=tmp_path)
+    assert program.wait() == 0, program.stderr
     assert placements(tmp_path, 2) == [[0, 2, 0, 0], [1, 2, 1, 0]]
 
 
@@ -97,7 +97,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
         time.sleep(0.02)
     sys.exit()
 try:
-    pmix.exchange("where", os.environ, 3)
+    pmix.exchange("where", os.environ, 1)
 except RendezvousError as error:
     said.with_suffix(".part").write_text(str(error))
     said.with_suffix(".part").rename(said)
@@ -113,7 +113,7 @@ def test_mpirun_names_the_call_that_blocks(tmp_path: Path) -> None:
         *("--allow-run-as-root", sys.executable, script, said),
     )
     assert said.read_text().startswith(
-        "rank 0: PMIx_Fence has not returned within 3 s: another rank has not come so far"
+        "rank 0: PMIx_Fence has not returned within 1 s: another rank has not come so far"
     )
 
 

@@ -2,17 +2,18 @@
 
 import os
 import re
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from support.forked_program import ForkedProgram
 from support.patience import PATIENCE_SECONDS, wait_until
+from taco_train.lightcc.launcher.main import main as horovodrun
 
 pytestmark = pytest.mark.process
-RUN = [sys.executable, "-m", "taco_train.lightcc.launcher.main"]
 # The first round waits for both workers, also on a busy machine.
 START = ["--start-timeout", str(PATIENCE_SECONDS)]
 # Ranks have equal batches, so that the result does not depend on their number.
@@ -22,9 +23,23 @@ import torch
 import taco_train.lightcc.horovod.torch as hvd
 from taco_train.lightcc.horovod.state import current
 
-def model_and_optimizer():
+class Descent:  # in jobs that are not about torch's optimizers, which import much
+    def __init__(self, model):
+        self.model = model
+
+    def zero_grad(self):
+        self.model.zero_grad()
+
+    def step(self):
+        for name, one in self.model.named_parameters():
+            mean = hvd.allreduce(one.grad, name=name) if hvd.is_initialized() else one.grad
+            one.data -= 0.05 * mean
+
+def model_and_optimizer(kind):
     torch.manual_seed(3)
     model = torch.nn.Linear(5, 1)
+    if kind == "descent":
+        return model, Descent(model)
     return model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 
 def step(model, optimizer, number):
@@ -41,32 +56,39 @@ def signal_in(stage, number):
         pass
     os.kill(os.getpid(), number)
 
-def fault(plan, worker):
+def fault(plan, is_victim):
     number = signal.SIGSTOP if plan == "stop" else signal.SIGKILL
-    if worker and plan in ("kill", "stop"):
+    if is_victim and plan in ("kill", "stop"):
         os.kill(os.getpid(), number)
-    if worker and plan.startswith("kill in "):
+    if is_victim and plan.startswith("kill in "):
         stage = plan.removeprefix("kill in ")
         threading.Thread(target=signal_in, args=(stage, number), daemon=True).start()
     while plan.startswith("kill in "):  # the others notice there
         hvd.allreduce(torch.ones(2_000_000), name="long")
 
-def main(plan):
+def main(kind, plans, sizes):
+    # Worker 1 has the first fault at step 17, worker 2 the next at step 27 ...; at step 20, 30 ...
+    # ranks wait until they are as many as they are to be.
+    faults = {17 + 10 * index: plan for index, plan in enumerate(plans)}
+    waits = {20 + 10 * index: int(size) for index, size in enumerate(sizes)}
     worker = int(os.environ["HOROVOD_ELASTIC_WORKER"])
-    model, optimizer = model_and_optimizer()  # this imports much: not while others wait
+    model, optimizer = model_and_optimizer(kind)  # this imports much: not while others wait
     if worker:
         torch.nn.init.zeros_(model.weight)  # rank 0's counts
     hvd.init()
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+    if kind == "descent":
+        state = hvd.elastic.TorchState(model=model, step=0)
+    else:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
 
     @hvd.elastic.run
     def train(state):
         print("train", worker, hvd.rank(), hvd.size(), state.step, flush=True)
-        while state.step < 30:
-            if state.step == 12 and hvd.size() == 2 and worker < 2:
-                fault(plan, worker)
-            if state.step == 20 and hvd.size() != int(sys.argv[2]):
+        while state.step < 10 + max(waits):
+            if state.step in faults and hvd.size() == 2:
+                fault(faults[state.step], worker == (state.step - 7) // 10)
+            if hvd.size() != waits.get(state.step, hvd.size()):
                 state.commit()
                 time.sleep(0.05)  # until hosts have changed
                 continue
@@ -82,57 +104,66 @@ def main(plan):
     print("end", worker, hvd.size(), loss, model.weight.tolist(), flush=True)
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2].split(","), sys.argv[3].split(","))
 """
 
 
 class Elastic:
-    """A launcher, whose output is in files, and its hosts."""
+    """A launcher, whose output is in files, and its hosts.
 
-    def __init__(self, folder: Path, hosts: str, plan: str, wanted_size: int, *flags: str) -> None:
-        self._folder = folder
+    Args:
+        kind: of the optimizer: that of torch, or descent.
+        plans: the faults, as the script has them.
+        sizes: numbers of ranks to wait for after each.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hosts: str,
+        kind: str,
+        plans: list[str],
+        sizes: list[int],
+        *flags: str,
+    ) -> None:
+        self._folder, self._kind, self._steps = folder, kind, 20 + 10 * len(sizes)
         self.set_hosts(hosts)
         (folder / "discover").write_text(f"#!/bin/sh\ncat {folder}/hosts\n")
         (folder / "discover").chmod(0o755)
         (folder / "train.py").write_text(TRAIN)
-        script = [sys.executable, str(folder / "train.py"), plan, str(wanted_size)]
+        script = [sys.executable, str(folder / "train.py")]
+        script += [kind, ",".join(plans), ",".join(map(str, sizes))]
         discovery = ["--host-discovery-script", str(folder / "discover")]
-        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
-            self.process = subprocess.Popen(
-                [*RUN, "-np", "2", *START, *discovery, *flags, *script], stdout=out, stderr=err
-            )
+        limits = ["-np", "2", "--min-np", "1", "--max-np", "2"]
+        self.launcher = ForkedProgram(
+            horovodrun, *limits, *START, *discovery, *flags, *script, folder=folder
+        )
 
     def set_hosts(self, lines: str) -> None:
         (self._folder / "new").write_text(lines)
         (self._folder / "new").rename(self._folder / "hosts")
 
-    @property
-    def stdout(self) -> str:
-        return (self._folder / "out").read_text()
-
-    @property
-    def stderr(self) -> str:
-        return (self._folder / "err").read_text()
-
     def wait_for(self, line: str) -> None:
         def has_come() -> bool:
-            assert self.process.poll() in (None, 0), self.stderr
-            return line in self.stdout
+            assert self.launcher.exit_code in (None, 0), self.launcher.stderr
+            return line in self.launcher.stdout
 
         wait_until(has_come, line)
 
     def check_result(self, size: int) -> None:
         """The losses of all steps, and the weights, are those of one process."""
-        assert self.process.wait(PATIENCE_SECONDS) == 0, self.stderr
+        assert self.launcher.wait() == 0, self.launcher.stderr
+        stdout = self.launcher.stdout
         namespace: dict[str, object] = {"__name__": "train"}
         exec(TRAIN, namespace)
-        model, optimizer = namespace["model_and_optimizer"]()  # type: ignore[operator]
-        curve = [(int(n), float(loss)) for n, loss in re.findall(r"loss (\d+) (\S+)", self.stdout)]
-        losses = [namespace["step"](model, optimizer, number) for number in range(30)]  # type: ignore[operator]
-        assert {number for number, _ in curve} == set(range(30))
+        model, optimizer = namespace["model_and_optimizer"](self._kind)  # type: ignore[operator]
+        curve = [(int(n), float(loss)) for n, loss in re.findall(r"loss (\d+) (\S+)", stdout)]
+        numbers = range(self._steps)
+        losses = [namespace["step"](model, optimizer, number) for number in numbers]  # type: ignore[operator]
+        assert {number for number, _ in curve} == set(numbers)
         for number, loss in curve:  # steps after the last commit come twice
             assert loss == pytest.approx(losses[number], rel=1e-3)
-        ends = re.findall(r"end \d+ (\d+) (\S+) \[\[(.*)\]\]", self.stdout)
+        ends = re.findall(r"end \d+ (\d+) (\S+) \[\[(.*)\]\]", stdout)
         assert len(ends) == size
         for found_size, found_loss, weights in ends:
             assert int(found_size) == size
@@ -141,58 +172,59 @@ class Elastic:
             torch.testing.assert_close(found, model.weight.detach()[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("plan", "hosts", "more_hosts"),
-    [
-        ("kill", "localhost:2\n", "localhost:2\n127.0.0.1\n"),
-        ("kill in shared memory", "localhost:2\n", "localhost:2\n127.0.0.1\n"),
-        ("kill in exchange between hosts", "localhost\n127.0.0.1\n", "localhost\n127.0.0.1:2\n"),
-        ("stop", "localhost:2\n", "localhost:2\n127.0.0.1\n"),
-    ],
-)
-def test_a_lost_rank_is_replaced_on_a_new_host(
-    tmp_path: Path, plan: str, hosts: str, more_hosts: str
-) -> None:
-    flags = ["--stall-check-shutdown-time-seconds", "4"] if plan == "stop" else []
-    job = Elastic(tmp_path, hosts, plan, 2, "--min-np", "1", "--max-np", "2", *flags)
-    job.wait_for("train 0 0 1 10")  # alone, from the last commit
-    job.set_hosts(more_hosts)
-    job.wait_for("train 2 1 2 20")
+def test_killed_ranks_are_replaced(tmp_path: Path) -> None:
+    """On a new host, and in a new slot of a host; in shared memory, between hosts, and at work."""
+    plans = ["kill in shared memory", "kill in exchange between hosts", "kill"]
+    job = Elastic(tmp_path, "localhost:2\n", "descent", plans, [2, 2, 2])
+    for number in (1, 2, 3):
+        job.wait_for(f"train 0 0 1 {10 * number + 5}\n")  # alone, from the last commit
+        job.set_hosts(f"localhost:2\n127.0.0.1:{number}\n")
+        job.wait_for(f"train {number + 1} 1 2 {10 * number + 10}\n")
     job.check_result(2)
-    host = hosts.split()[-1].partition(":")[0]
-    assert f"horovodrun: worker 1 on host {host} failed with exit code 137" in job.stderr
-    assert ("horovodrun: worker 1 on host localhost is silent" in job.stderr) == (plan == "stop")
+    for number, host in ((1, "localhost"), (2, "127.0.0.1"), (3, "127.0.0.1")):
+        line = f"horovodrun: worker {number} on host {host} failed with exit code 137 (SIGKILL)\n"
+        assert line in job.launcher.stderr
+    assert "silent" not in job.launcher.stderr
 
 
-def test_a_host_leaves(tmp_path: Path) -> None:
-    job = Elastic(tmp_path, "127.0.0.1:1\nlocalhost:1\n", "leave", 1, "--min-np", "1")
-    job.wait_for("train 1 1 2 0")
-    job.set_hosts("localhost:1\n")
-    job.wait_for("train 1 0 1 ")
+def test_a_stopped_rank_is_replaced_and_a_host_leaves(tmp_path: Path) -> None:
+    """The host that leaves has rank 0."""
+    flags = ["--stall-check-shutdown-time-seconds", "4"]
+    hosts = "127.0.0.1:1\nlocalhost:1\n"
+    job = Elastic(tmp_path, hosts, "optimizer", ["stop"], [2, 1], *flags)
+    job.wait_for("train 0 0 1 15\n")
+    job.set_hosts("127.0.0.1:1\nlocalhost:2\n")
+    job.wait_for("train 2 1 2 20\n")
+    job.set_hosts("localhost:2\n")
+    job.wait_for("train 2 0 1 ")
     job.check_result(1)
+    stderr = job.launcher.stderr
+    assert "horovodrun: worker 1 on host localhost is silent: it is ended\n" in stderr
+    assert "worker 1 on host localhost failed with exit code 137 (SIGKILL)\n" in stderr
+
+
+# Worker 1 is killed once all ranks are there.
+KILL = """
+import os, signal
+import taco_train.lightcc.horovod.torch as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank():
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    hvd.barrier()
+except hvd.HorovodInternalError:
+    hvd.shutdown()
+    hvd.init()
+"""
 
 
 def test_too_few_ranks_end_the_job(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    result = subprocess.run(
-        [
-            *RUN,
-            "-np",
-            "2",
-            "--min-np",
-            "2",
-            sys.executable,
-            str(tmp_path / "train.py"),
-            "kill",
-            "2",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        env=os.environ,
-    )
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == (
+    (tmp_path / "kill.py").write_text(KILL)
+    command = [sys.executable, str(tmp_path / "kill.py")]
+    launcher = ForkedProgram(horovodrun, "-np", "2", "--min-np", "2", *command, folder=tmp_path)
+    assert launcher.wait() == 1
+    assert launcher.stderr.splitlines()[-1] == (
         "horovodrun: 1 ranks are left, --min-np is 2; "
         "worker 1 on host localhost failed with exit code 137 (SIGKILL)"
     )
@@ -213,14 +245,14 @@ def test_a_later_host_is_told_an_address_that_it_reaches(tmp_path: Path) -> None
     for name in ("wait", "discover"):
         (tmp_path / name).chmod(0o755)
     flags = ["-np", "1", "--max-np", "2", "--host-discovery-script", str(tmp_path / "discover")]
-    process = subprocess.Popen(
-        [*RUN, *flags, str(tmp_path / "wait")],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    launcher = ForkedProgram(
+        horovodrun, *flags, tmp_path / "wait", folder=tmp_path, environment=path
     )
     try:
         wait_until((tmp_path / "at.198.51.100.7").exists, "the second worker")
     finally:
-        process.terminate()
-        process.wait(PATIENCE_SECONDS)
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait()
     assert (tmp_path / "at.localhost").read_text() == "127.0.0.1\n"
     assert not (tmp_path / "at.198.51.100.7").read_text().startswith("127.")

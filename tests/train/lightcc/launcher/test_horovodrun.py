@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.patience import PATIENCE_SECONDS, wait_until
+from support.forked_program import ForkedProgram
+from support.patience import wait_until
+from taco_train.lightcc.launcher.main import main as horovodrun
 
 pytestmark = pytest.mark.process
 RUN = [sys.executable, "-m", "taco_train.lightcc.launcher.main"]
@@ -22,6 +24,15 @@ store.set(f"{placement.rank}", os.environ.get("HOROVOD_CYCLE_TIME", "unset"))
 others = [store.get(f"{rank}").decode() for rank in range(placement.size)]
 names = "local_rank", "local_size", "cross_rank", "cross_size"
 print("at", placement.host, *[getattr(placement, name) for name in names], *others, flush=True)
+"""
+# As CONNECT, without torch, whose import takes seconds.
+PLACE = """
+import os
+from taco_train.cluster.launch import detect
+place = detect(os.environ)
+names = "local_rank", "local_size", "cross_rank", "cross_size"
+values = [getattr(place, name) for name in names]
+print("at", place.group, *values, os.environ["HOROVOD_CYCLE_TIME"], flush=True)
 """
 WAIT = """
 import os, pathlib, subprocess, sys, threading
@@ -43,6 +54,7 @@ exec sh -c "$last"
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     (tmp_path / "connect.py").write_text(CONNECT)
+    (tmp_path / "place.py").write_text(PLACE)
     (tmp_path / "wait.py").write_text(WAIT)
     return tmp_path / "connect.py"
 
@@ -56,18 +68,6 @@ def ssh_environment(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}", "SSH_LOG": str(tmp_path / "ssh.log")}
 
 
-def run(
-    *arguments: str | Path, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*RUN, *map(str, arguments)],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
-
-
 def test_ranks_of_this_host(script: Path, tmp_path: Path) -> None:
     flags: list[str | Path] = [
         "-np",
@@ -77,21 +77,25 @@ def test_ranks_of_this_host(script: Path, tmp_path: Path) -> None:
         "--output-filename",
         tmp_path / "out",
     ]
-    result = run(*flags, sys.executable, script)
-    assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == [
-        "[0]<stdout>:at localhost 0 2 0 1 3.5 3.5",
-        "[1]<stdout>:at localhost 1 2 0 1 3.5 3.5",
+    command = [sys.executable, str(tmp_path / "place.py")]
+    launcher = ForkedProgram(horovodrun, *flags, *command, folder=tmp_path)
+    assert launcher.wait() == 0, launcher.stderr
+    assert sorted(launcher.stdout.splitlines()) == [
+        "[0]<stdout>:at localhost 0 2 0 1 3.5",
+        "[1]<stdout>:at localhost 1 2 0 1 3.5",
     ]
-    assert (tmp_path / "out/rank.1/stdout").read_text() == "at localhost 1 2 0 1 3.5 3.5\n"
+    assert (tmp_path / "out/rank.1/stdout").read_text() == "at localhost 1 2 0 1 3.5\n"
 
 
 def test_hosts_by_ssh(script: Path, tmp_path: Path, ssh_environment: dict[str, str]) -> None:
     (tmp_path / "hosts").write_text("# two hosts\nfirst.invalid slots=1\nsecond.invalid slots=2\n")
     flags: list[str | Path] = ["-np", "3", "--hostfile", tmp_path / "hosts", "-p", "2222"]
-    result = run(*flags, sys.executable, script, environment=ssh_environment)
-    assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == [
+    command = [sys.executable, str(script)]
+    launcher = ForkedProgram(
+        horovodrun, *flags, *command, folder=tmp_path, environment=ssh_environment
+    )
+    assert launcher.wait() == 0, launcher.stderr
+    assert sorted(launcher.stdout.splitlines()) == [
         "[0]<stdout>:at first.invalid 0 1 0 2 unset unset unset",
         "[1]<stdout>:at second.invalid 0 2 1 2 unset unset unset",
         "[2]<stdout>:at second.invalid 1 2 0 1 unset unset unset",
@@ -105,13 +109,8 @@ class Running:
     """A launcher whose two ranks, and a process that each of them has started, wait."""
 
     def __init__(self, folder: Path, *flags: str, environment: Mapping[str, str]) -> None:
-        self.launcher = subprocess.Popen(
-            [*RUN, "-np", "2", *flags, sys.executable, str(folder / "wait.py"), str(folder)],
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ["-np", "2", *flags, sys.executable, str(folder / "wait.py"), str(folder)]
+        self.launcher = ForkedProgram(horovodrun, *command, folder=folder, environment=environment)
         files = [folder / f"{rank}.pids" for rank in range(2)]
         wait_until(lambda: all(file.exists() for file in files), "the ranks")
         self.pids = [[int(pid) for pid in file.read_text().split()] for file in files]
@@ -134,10 +133,9 @@ def test_a_killed_rank_ends_the_others(
 ) -> None:
     running = Running(tmp_path, *flags, environment=ssh_environment)
     os.kill(running.pids[1][0], signal.SIGKILL)
-    _, stderr = running.launcher.communicate(timeout=PATIENCE_SECONDS)
-    assert running.launcher.returncode == 137
+    assert running.launcher.wait() == 137
     host = "b.invalid" if flags else "localhost"
-    assert stderr.splitlines() == [
+    assert running.launcher.stderr.splitlines() == [
         f"horovodrun: rank 1 on host {host} failed with exit code 137 (SIGKILL); "
         "the other ranks were ended"
     ]
@@ -150,10 +148,10 @@ def test_nothing_outlives_the_launcher(
 ) -> None:
     running = Running(tmp_path, "-H", "localhost:1,b.invalid:1", environment=ssh_environment)
     running.launcher.send_signal(number)
-    _, stderr = running.launcher.communicate(timeout=PATIENCE_SECONDS)
     killed = number == signal.SIGKILL
-    assert running.launcher.returncode == (-number if killed else 128 + number)
-    assert stderr.splitlines() == ([] if killed else [f"horovodrun: ended by {number.name}"])
+    assert running.launcher.wait() == (-number if killed else 128 + number)
+    lines = running.launcher.stderr.splitlines()
+    assert lines == ([] if killed else [f"horovodrun: ended by {number.name}"])
     running.wait_gone()
 
 
@@ -161,31 +159,30 @@ def test_a_host_that_does_not_start_its_ranks(tmp_path: Path, script: Path) -> N
     (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "ssh").chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    flags = ["-np", "1", "-H", "a.invalid", "--start-timeout", "1"]
-    result = run(*flags, sys.executable, script, environment=path)
-    assert result.returncode == 1
-    assert result.stderr.startswith(
+    flags = ["-np", "1", "-H", "a.invalid", "--start-timeout", "1", sys.executable, str(script)]
+    launcher = ForkedProgram(horovodrun, *flags, folder=tmp_path, environment=path)
+    assert launcher.wait() == 1
+    assert launcher.stderr.startswith(
         "horovodrun: ranks not started within 1 s: 0 on host a.invalid; check that"
     )
     (tmp_path / "ssh").write_text("#!/bin/sh\nexit 255\n")
-    result = run(*flags, sys.executable, script, environment=path)
-    assert result.returncode == 255
-    assert result.stderr == (
+    launcher = ForkedProgram(horovodrun, *flags, folder=tmp_path, environment=path)
+    assert launcher.wait() == 255
+    assert launcher.stderr == (
         "horovodrun: rank 0 could not be started: ssh cannot reach host a.invalid\n"
     )
 
 
-def test_a_command_that_does_not_exist() -> None:
-    result = run("-np", "1", "no-such-program")
-    assert result.returncode == 127
-    first, last = result.stderr.splitlines()
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    launcher = ForkedProgram(horovodrun, "-np", "1", "no-such-program", folder=tmp_path)
+    assert launcher.wait() == 127
+    first, last = launcher.stderr.splitlines()
     assert first.startswith("[0]<stderr>:cannot start no-such-program: ")
     assert last == "horovodrun: rank 0 on host localhost failed with exit code 127"
 
 
 def test_check_build_and_version() -> None:
-    shown = run("--check-build")
-    assert shown.returncode == 0
-    assert "[X] PyTorch" in shown.stdout
-    assert "[X] Gloo" in shown.stdout
-    assert run("--version").returncode == 0
+    cases: dict[str, list[str]] = {"--check-build": ["[X] PyTorch", "[X] Gloo"], "--version": []}
+    for flag, lines in cases.items():
+        shown = subprocess.run([*RUN, flag], capture_output=True, text=True, check=True)
+        assert all(line in shown.stdout for line in lines)
