@@ -1,14 +1,14 @@
 """Measured costs follow emulated links, all ranks get the same, and a file keeps what holds."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.emulated_ranks import start_ranks
 from support.patience import PATIENCE_SECONDS, wait_until
-from taco_train.cluster.emulation.emulator import EmulatedHosts, EmulatedProcess, emulate
+from taco_train.cluster.emulation.emulator import EmulatedHosts, emulate
 from taco_train.cluster.emulation.fabric import Fabric
 from taco_train.lightcc.cost_cache import from_dict
 from taco_train.lightcc.cost_model import Costs
@@ -46,10 +46,7 @@ class Measuring:
         self.hosts = hosts
         self._folder = folder
         self._number = 0
-        self._ranks: list[EmulatedProcess] = []
-        for rank, variables in enumerate(hosts.environments(2)):
-            command = [sys.executable, "-c", SCRIPT, str(folder)]
-            self._ranks.append(hosts.start(rank // 2, command, environment=variables))
+        self._ranks = start_ranks(hosts, 2, SCRIPT, folder)
 
     def measure(self, cache: Path | str) -> Costs:
         """The costs, which must be the same on all ranks."""
@@ -57,7 +54,7 @@ class Measuring:
         (self._folder / "wanted").rename(self._folder / f"measure-{self._number}")
         files = [self._folder / f"result-{self._number}-{rank}" for rank in range(4)]
         wait_until(
-            lambda: all(file.exists() for file in files) or any(r.poll() for r in self._ranks),
+            lambda: all(file.exists() for file in files) or self._ranks.poll() is not None,
             "a result",
         )
         results = {file.read_text() for file in files}
@@ -66,7 +63,7 @@ class Measuring:
         return from_dict(json.loads(results.pop()))
 
     def finish(self) -> None:
-        assert [rank.wait(PATIENCE_SECONDS) for rank in self._ranks] == [0] * 4
+        assert self._ranks.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""What ranks raise when one is killed or stopped, at each stage, or a link is cut."""
+"""What ranks raise when one is killed or stopped, at each stage. See also test_cut_link."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +13,7 @@ import pytest
 import torch
 
 import taco_train.lightcc.horovod.torch as hvd
-from support.patience import PATIENCE_SECONDS
 from support.train_processes import Outcome, RankPool
-from taco_train.cluster.emulation.emulator import emulate
-from taco_train.cluster.emulation.fabric import Fabric
 from taco_train.collective.communicator import Communicator
 from taco_train.lightcc.horovod.state import current
 
@@ -235,45 +231,3 @@ def test_a_rank_that_is_stopped_in_a_collective(stage: str) -> None:
         pool.signal(VICTIM, signal.SIGCONT)
         messages_of(pool.finish([VICTIM]))  # it does not compute on with what it has
         assert pool.run(left_after_shutdown, ranks=[VICTIM]) == [[]]
-
-
-# Ranks of host 0 wait for those of host 1, which submit once their link is cut.
-# A line is one write: ranks share the pipe.
-NEGOTIATE = """
-import os, pathlib, sys, time
-import torch
-import taco_train.lightcc.horovod.torch as hvd
-hvd.init()
-hvd.barrier()
-os.write(1, b"ready\\n")
-if hvd.cross_rank() == 1:
-    while not pathlib.Path(sys.argv[1]).exists():
-        time.sleep(0.02)
-try:
-    hvd.allreduce(torch.ones(10), name="waits")
-except hvd.HorovodInternalError as error:
-    os.write(1, f"rank {hvd.rank()}|{error}\\n".encode())
-hvd.shutdown()
-"""
-
-
-def test_a_link_that_is_cut_while_ranks_negotiate(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    with emulate(Fabric(hosts=2)) as hosts, os.fdopen(reader) as output:
-        command = [sys.executable, "-c", NEGOTIATE, str(tmp_path / "cut")]
-        processes = [
-            hosts.start(rank // 2, command, environment=environment, stdout=writer)
-            for rank, environment in enumerate(hosts.environments(2))
-        ]
-        os.close(writer)
-        assert [output.readline() for _ in processes] == ["ready\n"] * 4
-        hosts.cut(1)
-        (tmp_path / "cut").touch()
-        assert [process.wait(PATIENCE_SECONDS) for process in processes] == [0] * 4
-        lines = sorted(output.read().splitlines())
-    for rank, line in enumerate(lines):
-        sender, message = line.split("|")
-        assert sender == f"rank {rank}"
-        # Each side names a rank of the other.
-        assert any(f"rank {one} is gone" in message for one in ([2, 3] if rank < 2 else [0]))
-    assert len(lines) == 4
