@@ -10,14 +10,14 @@ It writes train_gpu_<part>.json under $OUT, or under bench/results/gpu/ if OUT i
 
 import argparse
 import json
+import multiprocessing
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench import record
@@ -31,11 +31,6 @@ _END_SECONDS = 10.0
 
 def main() -> None:
     args = _parse_args()
-    if args.rank_part is not None:
-        from bench.train.gpu_ranks import run_part
-
-        run_part(args.rank_part, args.device, args.seconds)
-        return
     if args.device == "cuda" and not _has_gpu():
         sys.exit("gpu: no GPU that torch can use; --device cpu tries the scripts without one")
     folder = args.folder or _default_folder(args.device)
@@ -61,31 +56,42 @@ def main() -> None:
 
 def _run(part: str, hosts: Sequence[str], device: str, seconds: float) -> object:
     """The figures of rank 0; None where a rank failed or the time was over."""
-    command = [sys.executable, "-m", "bench.train.gpu", "--rank-part", part]
-    command += ["--device", device, "--seconds", str(seconds - _END_SECONDS)]
+    context = multiprocessing.get_context("forkserver")
+    # Ranks are forked from a process that has imported torch, and has not used a GPU.
+    context.set_forkserver_preload(["torch._dynamo", "bench.train.gpu_ranks"])
     with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
         variables = environments([f"host-{host}" for host in hosts], "127.0.0.1", _free_port())
         processes = []
         for rank, own in enumerate(variables):
-            own = {**os.environ, **own, "NCCL_HOSTID": f"taco-{rank}"}
-            own |= {"TACO_TRAIN_BENCH_FIGURES": str(Path(folder) / "figures.json")}
+            own = {**own, "NCCL_HOSTID": f"taco-{rank}"}
             if device == "cpu":
                 own["CUDA_VISIBLE_DEVICES"] = ""
-            processes.append(subprocess.Popen(command, env=own, start_new_session=True))
+            process = context.Process(
+                target=_run_rank, args=(own, part, device, seconds - _END_SECONDS, file)
+            )
+            process.start()
+            processes.append(process)
         deadline = time.monotonic() + seconds
-        try:
-            for process in processes:
-                process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        for process in processes:
+            process.join(max(0.1, deadline - time.monotonic()))
+        if any(process.is_alive() for process in processes):
             print(f"gpu: {part} is not done after {seconds:.0f} s", file=sys.stderr)
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-        if any(process.returncode for process in processes):
+        for process in processes:
+            process.kill()
+            process.join()
+        if any(process.exitcode for process in processes):
             return None
-        return json.loads((Path(folder) / "figures.json").read_text())
+        return json.loads(file.read_text())
+
+
+def _run_rank(
+    variables: Mapping[str, str], part: str, device: str, seconds: float, file: Path
+) -> None:
+    os.environ.update(variables)
+    from bench.train.gpu_ranks import run_part
+
+    run_part(part, device, seconds, file)
 
 
 def _has_gpu() -> bool:
@@ -115,9 +121,6 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--folder", type=Path, help="folder of the records, instead of OUT")
-    # Arguments that a run passes to its ranks.
-    parser.add_argument("--rank-part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=60.0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -28,15 +28,16 @@ _TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int
 _COUNTS = {"cuda": (1, 1000, 1_000_003, 8_388_608), "cpu": (1, 1000, 70_001)}
 _MODELS = {"cuda": ("resnet50", "vgg16", "transformer"), "cpu": ("transformer",)}
 _SIZES = {"resnet50": (64, 224), "vgg16": (32, 224), "transformer": (256, 256)}
+_MAX_ROUNDS = {"cuda": 10, "cpu": 2}
 _OFF = "communication off"
 
 
-def run_part(part: str, device: str, seconds: float) -> None:
-    """Runs in every rank; rank 0 leaves the figures in a file."""
+def run_part(part: str, device: str, seconds: float, file: Path) -> None:
+    """Runs in every rank; rank 0 leaves the figures in the file."""
     torch.set_num_threads(1)
     figures = {"collectives": collectives, "synthetic": synthetic}[part](device, seconds)
     if os.environ["RANK"] == "0":
-        Path(os.environ["TACO_TRAIN_BENCH_FIGURES"]).write_text(json.dumps(figures))
+        file.write_text(json.dumps(figures))
 
 
 @contextmanager
@@ -87,7 +88,7 @@ def synthetic(device: str, seconds: float) -> dict[str, Any]:
         speeds: dict[str, list[float]] = {name: [] for name in (_OFF, *SETTINGS)}
         deadline = time.monotonic() + seconds / len(models)
         rounds = 0
-        while rounds < 10:
+        while rounds < _MAX_ROUNDS[device]:
             for name in speeds:
                 speeds[name].append(_speed(model, name, device))
             rounds += 1
