@@ -20,6 +20,7 @@ import yaml
 from support.kubernetes_schemas import NEWEST, OLDEST, mistakes
 from support.page_snippets import Snippet, snippets
 from support.patience import PATIENCE_SECONDS
+from support.ray_nodes import THRIFTY
 from taco_train.lightcc.launcher.host_slots import HostSlots, parse_hosts
 from taco_train.lightcc.launcher.options import Options, make_parser, read_options
 from taco_train.lightcc.settings import Settings, settings_from
@@ -62,6 +63,7 @@ def run(command: str, folder: Path, environment: Mapping[str, str] | None = None
                 **os.environ,
                 **(environment or {}),
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                **THRIFTY,
                 "RAY_TMPDIR": short,
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN": "f3a1" * 16,  # else Ray makes one in the home directory

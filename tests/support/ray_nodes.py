@@ -28,8 +28,8 @@ _IMPATIENT = {
     "RAY_health_check_period_ms": "300",
     "RAY_health_check_failure_threshold": "2",
 }
-# It makes no processes for tasks that do not come.
-_THRIFTY = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+# Ray makes no processes for tasks that do not come.
+THRIFTY = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
 
 
 class RayNode:
@@ -51,7 +51,7 @@ class RayNode:
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_ENVIRONMENT, **_IMPATIENT, **_THRIFTY},
+                env={**os.environ, **_ENVIRONMENT, **_IMPATIENT, **THRIFTY},
             )
 
     def wait_started(self) -> None:

@@ -146,9 +146,6 @@ def test_a_dead_rank_is_named(driver: RankPool) -> None:
 def check_dead_rank() -> None:
     from taco_train.lightcc.launcher.rank_group import JobError
 
-    lost = executor(num_workers=2)
-    lost.start()
-
     def die() -> None:
         import torch
 
@@ -159,12 +156,12 @@ def check_dead_rank() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         hvd.allreduce(torch.ones(3), name="never")
 
+    (two,) = _started
     with pytest.raises(JobError, match=r"^rank 0 on host [0-9.]+ has died: [^\n]+$"):
-        lost.run(die)
-    lost.shutdown()
-    lost.start()
-    assert lost.run(lambda: os.environ["HOROVOD_SIZE"]) == ["2", "2"]
-    lost.shutdown()
+        two.run(die)
+    two.shutdown()
+    two.start()
+    assert two.run(lambda: os.environ["HOROVOD_SIZE"]) == ["2", "2"]
 
 
 def test_a_cluster_without_room_is_described(driver: RankPool) -> None:
