@@ -72,17 +72,28 @@ def fails(dtype: torch.dtype) -> str:
 
 
 def test_an_optimizer_combines_updates(ranks: RankPool) -> None:
-    results = ranks.run(train)
+    results = ranks.run(train, [0, 1, 2, 3])
     expected = torch.ones(4) - 0.1  # updates of the ranks are orthogonal
     for result in results:
         torch.testing.assert_close(result, expected)
 
 
-def train() -> Tensor:
+def test_an_optimizer_combines_updates_of_a_process_set(ranks: RankPool) -> None:
+    _, _, third, fourth = results = ranks.run(train, [0, 1])
+    torch.testing.assert_close(results[:2], [torch.tensor([0.9, 0.9, 1.0, 1.0])] * 2)
+    torch.testing.assert_close([third, fourth], [1 - 0.1 * torch.eye(4)[one] for one in (2, 3)])
+
+
+def train(members: list[int]) -> Tensor:
     model = nn.Linear(4, 1, bias=False)
     nn.init.ones_(model.weight)
+    everyone = len(members) == hvd.size()
+    process_set = hvd.global_process_set if everyone else hvd.add_process_set(members)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), op=hvd.Adasum
+        torch.optim.SGD(model.parameters(), 0.1),
+        model.named_parameters(),
+        op=hvd.Adasum,
+        process_set=process_set,
     )
     model(torch.eye(4)[hvd.rank()]).backward()
     optimizer.step()

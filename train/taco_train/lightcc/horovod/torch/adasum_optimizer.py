@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from taco_train.lightcc.horovod.ops import Adasum
+from taco_train.lightcc.horovod.process_sets import ProcessSet
 from taco_train.lightcc.horovod.torch.compression import Compressor
 from taco_train.lightcc.horovod.torch.handles import synchronize
 from taco_train.lightcc.horovod.torch.reductions import allreduce_async_
@@ -22,9 +23,10 @@ class AdasumMixin(torch.optim.Optimizer):
         names: dict[torch.nn.Parameter, str],
         compression: type[Compressor],
         backward_passes_per_step: int,
+        process_set: ProcessSet,
     ) -> None:
         """Set up."""
-        self._names, self._compression = names, compression
+        self._names, self._compression, self._process_set = names, compression, process_set
         self.backward_passes_per_step = backward_passes_per_step
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -46,6 +48,8 @@ class AdasumMixin(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """The optimizer's step, from which all ranks arrive at the same parameters."""
+        if not self._process_set.included():
+            return super().step(closure)
         parameters = [one for one in self._names if one.requires_grad]
         starts = [one.detach().clone() for one in parameters]
         loss = super().step(closure)
@@ -54,7 +58,10 @@ class AdasumMixin(torch.optim.Optimizer):
             for parameter, start in zip(parameters, starts, strict=True):
                 delta, context = self._compression.compress(parameter - start)
                 name = f"delta.{self._names[parameter]}"
-                handles.append((allreduce_async_(delta, name=name, op=Adasum), context))
+                handle = allreduce_async_(
+                    delta, name=name, op=Adasum, process_set=self._process_set
+                )
+                handles.append((handle, context))
             for parameter, start, (handle, context) in zip(
                 parameters, starts, handles, strict=True
             ):

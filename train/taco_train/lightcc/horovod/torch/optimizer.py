@@ -70,7 +70,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapped.__dict__.update(optimizer.__dict__)
     names = named(optimizer, named_parameters)
     if chosen is Adasum:
-        wrapped.start_adasum(names, compression, backward_passes_per_step)
+        wrapped.start_adasum(names, compression, backward_passes_per_step, process_set)
         return wrapped
     wrapped.start(
         names,
