@@ -221,13 +221,18 @@ def _split(buffer: Tensor, calls: Sequence[Call]) -> list[Tensor]:
         part = buffer[start : start + tensor.numel()].view(tensor.shape)
         start += tensor.numel()
         if call.in_place:
-            with torch.no_grad():
-                outputs.append(tensor.copy_(part))
+            outputs.append(_write(tensor, part))
         elif len(calls) == 1:
             outputs.append(part.to(tensor.device))
         else:
             outputs.append(part.clone().to(tensor.device))
     return outputs
+
+
+def _write(tensor: Tensor, values: Tensor) -> Tensor:
+    """Overwrite a caller's tensor, which may be one of `torch.inference_mode`."""
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        return tensor.copy_(values)
 
 
 def _scale(buffer: Tensor, factor: float, divisor: int = 1) -> None:
@@ -250,10 +255,7 @@ def _all_gather(communicator: Communicator, request: Request, call: Call) -> Ten
 def _broadcast(communicator: Communicator, root: int, call: Call) -> Tensor:
     buffer = call.tensor.detach().to("cpu", copy=True).contiguous()
     communicator.broadcast(buffer, root)
-    if not call.in_place:
-        return buffer.to(call.tensor.device)
-    with torch.no_grad():
-        return call.tensor.copy_(buffer)
+    return _write(call.tensor, buffer) if call.in_place else buffer.to(call.tensor.device)
 
 
 def _all_to_all(

@@ -60,6 +60,11 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
             _write(key, parts, depth + 1)
             _write(one, parts, depth + 1)
     elif isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            raise TypeError(
+                f"a tensor of {value.dtype} and layout {value.layout} on {value.device} cannot be "
+                "sent to other ranks: make it a dense one with values"
+            )
         parts.append(b"T")
         _write([str(value.dtype)[len("torch.") :], list(value.shape)], parts, depth + 1)
         flat = value.detach().cpu().contiguous().flatten()

@@ -265,32 +265,3 @@ def submit_twice() -> None:
     assert hvd.synchronize(handle) == 1
     with pytest.raises(ValueError, match="unknown, or was synchronized"):
         hvd.poll(handle)
-
-
-def test_what_cannot_be_sent(ranks: RankPool) -> None:
-    ranks.run(unsupported)
-
-
-def unsupported() -> None:
-    with pytest.raises(ValueError, match="a torch tensor is needed, not list"):
-        hvd.allreduce([1.0])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"complex64 are not supported"):
-        hvd.allreduce(torch.zeros(1, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"layout torch.sparse_coo are not supported: use sparse_"):
-        hvd.allreduce(torch.ones(1).to_sparse())
-    with pytest.raises(ValueError, match="give op or average, not both"):
-        hvd.allreduce(torch.zeros(1), average=True, op=hvd.Sum)
-    with pytest.raises(ValueError, match="root_rank is 9; it must be from 0 to 3"):
-        hvd.broadcast(torch.zeros(1), root_rank=9)
-    with pytest.raises(ValueError, match="5 rows cannot be divided among 4 ranks"):
-        hvd.alltoall(torch.zeros(5))
-    with pytest.raises(ValueError, match=r"splits are \[1\]: 4 numbers with the sum 5"):
-        hvd.alltoall(torch.zeros(5), [1])
-    with pytest.raises(ValueError, match="is not registered"):
-        hvd.allreduce(torch.zeros(1), process_set=hvd.ProcessSet([0]))
-
-
-def test_without_init() -> None:
-    with pytest.raises(ValueError, match=r"call hvd.init\(\) first"):
-        hvd.rank()
-    assert not hvd.is_initialized()

@@ -244,10 +244,19 @@ def test_options_that_are_wrong() -> None:
         ({"backward_passes_per_step": 0}, "backward_passes_per_step is 0; it must be 1 or more"),
         ({"named_parameters": [("a", model[0].weight)]}, "lacks 5 of the optimizer's parameters"),
         ({"named_parameters": [("a", one) for one in model.parameters()]}, "repeated: a"),
-        ({"named_parameters": list(model.parameters())}, "pairs of names and parameters"),
+        ({"named_parameters": list(model.parameters())}, "pairs of names and tensors"),
         ({"groups": [[model[0].weight], [model[0].weight]]}, "in one group only"),
+        ({"named_parameters": model}, "such as model.named_parameters\\(\\), not Sequential"),
+        ({"groups": [3]}, "groups must be a number, or lists of parameters"),
+        ({"gradient_predivide_factor": 0}, "gradient_predivide_factor is 0; it must be above 0"),
+        ({"backward_passes_per_step": 1.5}, "backward_passes_per_step is 1.5; it must be 1 or"),
         ({"op": 17}, "op is 17; it must be one of"),
+        ({"process_set": hvd.ProcessSet([0])}, "is not registered: pass it to hvd.add_process_set"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
             hvd.DistributedOptimizer(optimizer, **options)
+    with pytest.raises(TypeError, match=r"compression is 'fp16'; it must be hvd\.Comp"):
+        hvd.DistributedOptimizer(optimizer, compression="fp16")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="an optimizer of torch is needed, not Sequential"):
+        hvd.DistributedOptimizer(model)  # type: ignore[arg-type]

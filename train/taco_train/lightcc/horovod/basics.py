@@ -8,7 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from taco_train.lightcc.horovod.elastic.membership import is_elastic, join_round
-from taco_train.lightcc.horovod.process_sets import ProcessSet, add_process_set
+from taco_train.lightcc.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    forget_process_sets,
+)
 from taco_train.lightcc.horovod.state import current, is_initialized, set_current, take_current
 from taco_train.lightcc.job import open_job
 from taco_train.lightcc.settings import start_settings
@@ -25,12 +29,14 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
     Raises:
         VariableError: a variable of the environment has a value that it cannot have.
         RendezvousError: the launcher's variables are wrong, or a rank did not come.
-        ValueError: `comm` is not supported.
+        ValueError: `comm` or `process_sets` is not supported.
+        HorovodInternalError: the ranks' process sets differ, or have other ranks than the job.
     """
     if is_initialized():
         return
+    sets = _listed(process_sets)
     settings = start_settings()
-    if is_elastic() and (comm is not None or process_sets not in (None, "dynamic")):
+    if is_elastic() and (comm is not None or sets):
         raise ValueError("elastic jobs have no comm and no process_sets: ranks change")
     job = join_round(settings) if is_elastic() else open_job(settings)
     if comm is not None and comm != list(range(job.placement.size)):
@@ -40,9 +46,12 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
             "process_sets for parts of the ranks"
         )
     set_current(job)
-    for process_set in process_sets or ():
-        if isinstance(process_set, ProcessSet):
+    try:
+        for process_set in sets:
             add_process_set(process_set)
+    except BaseException:
+        shutdown()
+        raise
 
 
 @atexit.register
@@ -51,6 +60,20 @@ def shutdown() -> None:
     job = take_current()
     if job is not None:
         job.close()
+        forget_process_sets()
+
+
+def _listed(process_sets: str | Sequence[ProcessSet] | None) -> Sequence[ProcessSet]:
+    """The sets to register at once."""
+    if process_sets is None or process_sets == "dynamic":
+        return ()
+    if isinstance(process_sets, list | tuple):
+        found = [one for one in process_sets if isinstance(one, ProcessSet)]
+        if len(found) == len(process_sets):
+            return found
+    raise ValueError(
+        f'process_sets is {process_sets!r}; it must be "dynamic" or a list of hvd.ProcessSet'
+    )
 
 
 def size() -> int:

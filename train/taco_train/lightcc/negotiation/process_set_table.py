@@ -27,7 +27,7 @@ class ProcessSetTable:
             known = request.root in self._ranks
             return "" if known else f"there is no process set {request.root}"
         if any(rank >= self._size for rank in request.ranks) or not request.ranks:
-            return f"the process set {list(request.ranks)} is not one of {self._size} ranks"
+            return f"the ranks are {list(request.ranks)}; they must be from 0 to {self._size - 1}"
         if request.ranks in self._ranks.values():
             return f"a process set {list(request.ranks)} exists"
         return ""

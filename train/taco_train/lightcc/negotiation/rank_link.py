@@ -112,7 +112,7 @@ class RankLink:
                 selector.register(self._wake_read, selectors.EVENT_READ)
                 while self._step(selector):
                     pass
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a rank whose thread has ended would wait for ever
             if not self._is_closing:
                 self._on_lost(str(error))
 

@@ -10,8 +10,8 @@ from math import prod
 from typing import Any
 
 UNNAMED = "noname."  # how names begin that the library made up
-_MAX_NAME = 1024
-_MAX_DIMENSIONS = 64
+MAX_NAME = 1024
+MAX_DIMENSIONS = 64
 
 
 class Kind(StrEnum):
@@ -146,10 +146,10 @@ def _checked(name: str, value: Any) -> Any:
         valid = isinstance(value, int | float) and not isinstance(value, bool)
     elif name in _SIZES:
         valid = isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
-        valid = valid and (name != "shape" or len(value) <= _MAX_DIMENSIONS)
+        valid = valid and (name != "shape" or len(value) <= MAX_DIMENSIONS)
         value = tuple(value) if valid else value
     else:
-        valid = isinstance(value, str) and len(value) <= _MAX_NAME
+        valid = isinstance(value, str) and len(value) <= MAX_NAME
     if not valid:
         raise ValueError(f"{name} is {value!r:.100}")
     return value

@@ -116,6 +116,9 @@ class TorchState(ObjectState):
     Args:
         model, optimizer: may be None; further ones may be given by name.
         values: modules, optimizers, ElasticSamplers, and plain values.
+
+    Raises:
+        TypeError: `model` or `optimizer` is something else.
     """
 
     def __init__(
@@ -124,6 +127,12 @@ class TorchState(ObjectState):
         optimizer: torch.optim.Optimizer | None = None,
         **values: Any,
     ) -> None:
+        for name, one, kind in (
+            ("model", model, torch.nn.Module),
+            ("optimizer", optimizer, torch.optim.Optimizer),
+        ):
+            if one is not None and not isinstance(one, kind):
+                raise TypeError(f"{name} must be a torch {kind.__name__}, not {type(one).__name__}")
         given = {"model": model, "optimizer": optimizer, **values}
         self._parts = {name: one for name, one in given.items() if isinstance(one, _PARTS)}
         for name, part in self._parts.items():

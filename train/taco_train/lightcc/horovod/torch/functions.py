@@ -11,6 +11,7 @@ from torch import Tensor
 from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_set
 from taco_train.lightcc.horovod.state import current
 from taco_train.lightcc.horovod.torch.gathers import allgather, broadcast_, broadcast_async_
+from taco_train.lightcc.horovod.torch.gradient_groups import pairs_of
 from taco_train.lightcc.horovod.torch.handles import synchronize
 from taco_train.lightcc.object_codec import decode_object, encode_object
 
@@ -27,8 +28,12 @@ def broadcast_parameters(
     Args:
         params: `model.state_dict()`, or pairs of names and tensors such as
             `model.named_parameters()`. Values that are no tensors are skipped.
+
+    Raises:
+        ValueError: these are no pairs, or there is no such rank.
     """
-    pairs = params.items() if isinstance(params, Mapping) else params
+    items = params.items() if isinstance(params, Mapping) else params
+    pairs = pairs_of(items, "params", "model.state_dict()")
     handles = [
         broadcast_async_(tensor, root_rank, name, process_set)
         for name, tensor in pairs
@@ -50,8 +55,11 @@ def broadcast_optimizer_state(
         model: not needed; Horovod takes it.
 
     Raises:
-        ValueError: the optimizer is LBFGS, whose state differs between ranks by design.
+        TypeError: it is no optimizer.
+        ValueError: it is LBFGS, whose state differs between ranks by design.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"an optimizer of torch is needed, not {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of LBFGS cannot be broadcast")
     tensors: list[Tensor] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from taco_train.lightcc.horovod.ops import Average
-from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_set
+from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_set, group_of
 from taco_train.lightcc.horovod.state import current
 from taco_train.lightcc.horovod.torch.handles import make_handle, synchronize
-from taco_train.lightcc.horovod.torch.submit import check_group, name_of, submit
+from taco_train.lightcc.horovod.torch.reduction_requests import Reduction
+from taco_train.lightcc.horovod.torch.submit import check_group, check_root, check_tensor, submit
 from taco_train.lightcc.negotiation.requests import Kind
 
 
@@ -20,8 +22,8 @@ def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start to concatenate the ranks' tensors along the first dimension, which may differ."""
-    work = submit(Kind.ALL_GATHER, tensor, name_of(Kind.ALL_GATHER, name), process_set)
-    return make_handle([work], lambda outputs: outputs[0])
+    works = submit(Kind.ALL_GATHER, [tensor], name, process_set)
+    return make_handle(works, lambda outputs: outputs[0])
 
 
 def allgather(
@@ -39,12 +41,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `allgather_async` for several tensors, which run together; the result is a list."""
-    check_group(tensors)
-    base = name_of(Kind.ALL_GATHER, name)
-    works = [
-        submit(Kind.ALL_GATHER, tensor, f"{base}.{i}", process_set, together=(base, len(tensors)))
-        for i, tensor in enumerate(tensors)
-    ]
+    works = submit(Kind.ALL_GATHER, check_group(tensors), name, process_set, is_group=True)
     return make_handle(works, lambda outputs: outputs)
 
 
@@ -54,7 +51,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """As `allgather` for several tensors, which run together."""
-    return list(_Gather.apply(name, process_set, True, *tensors))
+    return list(_Gather.apply(name, process_set, True, *check_group(tensors)))
 
 
 def broadcast_async(
@@ -120,14 +117,12 @@ def alltoall_async(
     Raises:
         ValueError: the splits do not fit the tensor.
     """
-    given = _splits(tensor, splits, process_set)
-    work = submit(
-        Kind.ALL_TO_ALL, tensor, name_of(Kind.ALL_TO_ALL, name), process_set, splits=given
-    )
+    given = _splits(tensor, splits, name, process_set)
+    works = submit(Kind.ALL_TO_ALL, [tensor], name, process_set, splits=given)
     if splits is None:
-        return make_handle([work], lambda outputs: outputs[0][0])
+        return make_handle(works, lambda outputs: outputs[0][0])
     return make_handle(
-        [work], lambda outputs: (outputs[0][0], torch.tensor(outputs[0][1], dtype=torch.int32))
+        works, lambda outputs: (outputs[0][0], torch.tensor(outputs[0][1], dtype=torch.int32))
     )
 
 
@@ -138,7 +133,7 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """As `alltoall_async`, blocking; gradients flow through it."""
-    given = torch.tensor(_splits(tensor, splits, process_set), dtype=torch.int32)
+    given = torch.tensor(_splits(tensor, splits, name, process_set), dtype=torch.int32)
     received, counts = _AllToAll.apply(tensor, given, name, process_set)
     return received if splits is None else (received, counts)
 
@@ -146,33 +141,27 @@ def alltoall(
 def _broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool
 ) -> int:
-    size = current().placement.size
-    if not 0 <= root_rank < size:
-        raise ValueError(f"root_rank is {root_rank}; it must be from 0 to {size - 1}")
-    work = submit(
-        Kind.BROADCAST,
-        tensor,
-        name_of(Kind.BROADCAST, name),
-        process_set,
-        root=root_rank,
-        in_place=in_place,
-    )
-    return make_handle([work], lambda outputs: outputs[0])
+    root = check_root(root_rank)
+    works = submit(Kind.BROADCAST, [tensor], name, process_set, root=root, in_place=in_place)
+    return make_handle(works, lambda outputs: outputs[0])
 
 
 def _splits(
-    tensor: Tensor, splits: Tensor | Sequence[int] | None, process_set: ProcessSet
+    tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str | None, process_set: ProcessSet
 ) -> list[int]:
-    if tensor.ndim == 0:
-        raise ValueError("alltoall needs a tensor with a first dimension")
+    group_of(process_set)
+    check_tensor(Kind.ALL_TO_ALL, tensor, name)
     size, rows = process_set.size() or 1, tensor.shape[0]
     if splits is None:
         if rows % size:
             raise ValueError(f"{rows} rows cannot be divided among {size} ranks: give splits")
         return [rows // size] * size
-    given = [int(one) for one in splits]
+    try:
+        given = [operator.index(one) for one in splits]
+    except TypeError:
+        given = []
     if len(given) != size or min(given) < 0 or sum(given) != rows:
-        raise ValueError(f"splits are {given}: {size} numbers with the sum {rows} are needed")
+        raise ValueError(f"splits are {splits}: {size} integers with the sum {rows} are needed")
     return given
 
 
@@ -183,16 +172,17 @@ class _Gather(torch.autograd.Function):
     def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, is_group: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.process_set, ctx.rows = process_set, [tensor.shape[0] for tensor in tensors]
-        if is_group:
-            return tuple(synchronize(grouped_allgather_async(tensors, name, process_set)))
-        return (synchronize(allgather_async(tensors[0], name, process_set)),)
+        ctx.process_set = process_set
+        works = submit(Kind.ALL_GATHER, tensors, name, process_set, is_group=is_group)
+        ctx.rows = [tensor.shape[0] for tensor in tensors]
+        return tuple(synchronize(make_handle(works, lambda outputs: outputs)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         rows = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set)
         start = rows[: ctx.process_set.rank()].sum(0).tolist()
-        averaged = [_average(gradient, ctx.process_set) for gradient in gradients]
+        average = _average(ctx.process_set)
+        averaged = [synchronize(average.start([gradient], None)) for gradient in gradients]
         own = [
             one.narrow(0, first, count)
             for one, first, count in zip(averaged, start, ctx.rows, strict=True)
@@ -213,7 +203,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        averaged = _average(gradient, ctx.process_set)
+        averaged = synchronize(_average(ctx.process_set).start([gradient], None))
         is_root = current().placement.rank == ctx.root_rank
         return averaged if is_root else torch.zeros_like(averaged), None, None, None
 
@@ -237,13 +227,5 @@ class _AllToAll(torch.autograd.Function):
         return returned, None, None, None
 
 
-def _average(gradient: Tensor, process_set: ProcessSet) -> Tensor:
-    work = submit(
-        Kind.ALL_REDUCE,
-        gradient,
-        name_of(Kind.ALL_REDUCE, None),
-        process_set,
-        op=Average,
-    )
-    result: Tensor = synchronize(make_handle([work], lambda outputs: outputs[0]))
-    return result
+def _average(process_set: ProcessSet) -> Reduction:
+    return Reduction(Kind.ALL_REDUCE, Average, 1.0, 1.0, process_set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -22,11 +23,7 @@ def named(
     if named_parameters is None:
         pairs = [(f"parameter.{i}", one) for i, one in enumerate(parameters)]
     else:
-        pairs = list(named_parameters)
-    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-        raise ValueError(
-            "named_parameters must be pairs of names and parameters: model.named_parameters()"
-        )
+        pairs = pairs_of(named_parameters, "named_parameters", "model.named_parameters()")
     repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if repeated:
         raise ValueError(f"names of parameters must be unique; repeated: {', '.join(repeated)}")
@@ -39,6 +36,22 @@ def named(
             f"{', '.join(str(list(parameters[i].shape)) for i in unnamed[:5])}"
         )
     return {one: name_of[one] for one in parameters}
+
+
+def pairs_of(given: Any, argument: str, example: str) -> list[tuple[str, Any]]:
+    """Names and what they name.
+
+    Raises:
+        ValueError: it is something else, such as a model; `argument` and `example` are for the
+            message.
+    """
+    pairs = list(given) if isinstance(given, Iterable) else [given]
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError(
+            f"{argument} must be pairs of names and tensors, such as {example}, not "
+            f"{type(given).__name__}"
+        )
+    return pairs
 
 
 def groups_of(
@@ -57,10 +70,10 @@ def groups_of(
             raise ValueError(f"groups is {groups}; it must be 0 or more, or lists of parameters")
         size = -(-len(parameters) // groups)
         return [tuple(parameters[i : i + size]) for i in range(0, len(parameters), size)]
+    listed = [one for group in groups if isinstance(group, Iterable) for one in group]
+    if not listed or any(not isinstance(one, torch.Tensor) for one in listed):
+        raise ValueError("groups must be a number, or lists of parameters")
     given = [tuple(one for one in group if one in names) for group in groups]
-    listed = [one for group in groups for one in group]
-    if any(not isinstance(one, torch.Tensor) for one in listed):
-        raise ValueError("groups must be lists of parameters")
     if len(set(map(id, listed))) != len(listed):
         raise ValueError("a parameter can be in one group only")
     known = set(listed)

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from taco_train.lightcc.horovod.ops import Adasum, Average, ReduceOp, choose_op
-from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_set
+from taco_train.lightcc.horovod.process_sets import (
+    ProcessSet,
+    check_registered,
+    global_process_set,
+)
 from taco_train.lightcc.horovod.state import current, is_initialized
 from taco_train.lightcc.horovod.torch.adasum_optimizer import AdasumMixin
 from taco_train.lightcc.horovod.torch.compression import Compression, Compressor
@@ -53,12 +57,28 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense: sparse gradients are made dense first.
 
     Raises:
-        ValueError: names are missing or not unique, or options contradict each other.
+        TypeError: `optimizer`, `compression` or `process_set` is something else.
+        ValueError: the optimizer combines gradients already, the process set is not registered,
+            names are missing or not unique, or options contradict each other.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"an optimizer of torch is needed, not {type(optimizer).__name__}")
+    if isinstance(optimizer, GradientMixin | AdasumMixin):
+        raise ValueError("the optimizer is one of DistributedOptimizer already")
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise TypeError(
+            f"compression is {compression!r}; it must be hvd.Compression.none, "
+            "hvd.Compression.fp16 or a class with compress and decompress"
+        )
+    check_registered(process_set)
     chosen = choose_op(op, None)
     if gradient_predivide_factor != 1.0 and chosen is not Average:
         raise ValueError("gradient_predivide_factor needs op=Average")
-    if backward_passes_per_step < 1:
+    if not gradient_predivide_factor > 0:
+        raise ValueError(
+            f"gradient_predivide_factor is {gradient_predivide_factor}; it must be above 0"
+        )
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
         raise ValueError(
             f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more"
         )

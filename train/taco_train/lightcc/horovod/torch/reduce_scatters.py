@@ -13,7 +13,7 @@ from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_s
 from taco_train.lightcc.horovod.torch.compression import Compression, Compressor
 from taco_train.lightcc.horovod.torch.gathers import allgather
 from taco_train.lightcc.horovod.torch.handles import synchronize
-from taco_train.lightcc.horovod.torch.reduction_requests import reduce_async
+from taco_train.lightcc.horovod.torch.reduction_requests import Reduction
 from taco_train.lightcc.horovod.torch.submit import check_group
 from taco_train.lightcc.negotiation.requests import Kind
 
@@ -30,15 +30,8 @@ def reducescatter_async(
 
     The first ranks have one row more where the rows cannot be divided evenly.
     """
-    return reduce_async(
-        Kind.REDUCE_SCATTER,
-        [_with_rows(tensor)],
-        name,
-        _scatter_op(op),
-        process_set,
-        prescale_factor,
-        postscale_factor,
-    )
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
+    return reduction.start([tensor], name)
 
 
 def reducescatter(
@@ -51,10 +44,9 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Tensor:
     """Combine the ranks' tensors and return this rank's rows; gradients flow through it."""
-    compressed, context = compression.compress(_with_rows(tensor))
-    (part,) = _Scatter.apply(
-        name, _scatter_op(op), prescale_factor, postscale_factor, process_set, False, compressed
-    )
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
+    compressed, context = compression.compress(tensor)
+    (part,) = _Scatter.apply(reduction, name, False, compressed)
     return compression.decompress(part, context)
 
 
@@ -67,16 +59,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """As `reducescatter_async` for several tensors, which run together."""
-    return reduce_async(
-        Kind.REDUCE_SCATTER,
-        [_with_rows(tensor) for tensor in check_group(tensors)],
-        name,
-        _scatter_op(op),
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        is_group=True,
-    )
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
+    return reduction.start(check_group(tensors), name, is_group=True)
 
 
 def grouped_reducescatter(
@@ -89,19 +73,19 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """As `reducescatter` for several tensors, which run together."""
-    pairs = [compression.compress(_with_rows(tensor)) for tensor in check_group(tensors)]
-    parts = _Scatter.apply(
-        name,
-        _scatter_op(op),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        True,
-        *(compressed for compressed, _ in pairs),
-    )
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
+    pairs = [compression.compress(tensor) for tensor in check_group(tensors)]
+    parts = _Scatter.apply(reduction, name, True, *(compressed for compressed, _ in pairs))
     return [
         compression.decompress(one, context) for one, (_, context) in zip(parts, pairs, strict=True)
     ]
+
+
+def _reduction(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
+    chosen = choose_op(op, None)
+    if chosen is ReduceOp.ADASUM:
+        raise ValueError("reducescatter does not support Adasum")
+    return Reduction(Kind.REDUCE_SCATTER, chosen, prescale, postscale, process_set)
 
 
 class _Scatter(torch.autograd.Function):
@@ -109,47 +93,19 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        name: str | None,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        is_group: bool,
-        *tensors: Tensor,
+        ctx: Any, reduction: Reduction, name: str | None, is_group: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        num_ranks = process_set.size() or 1
-        ctx.factor = prescale * postscale * (1 if op is Average else num_ranks)
-        ctx.process_set = process_set
-        handle = reduce_async(
-            Kind.REDUCE_SCATTER,
-            tensors,
-            name,
-            op,
-            process_set,
-            prescale,
-            postscale,
-            is_group=is_group,
-        )
-        result = synchronize(handle)
+        ctx.reduction = reduction
+        result = synchronize(reduction.start(tensors, name, is_group=is_group))
         return tuple(result) if is_group else (result,)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        reduction = ctx.reduction
+        num_ranks = 1 if reduction.op is Average else reduction.process_set.size() or 1
+        factor = reduction.prescale * reduction.postscale * num_ranks
         gathered = [
-            allgather(gradient * ctx.factor, process_set=ctx.process_set) for gradient in gradients
+            allgather(gradient * factor, process_set=reduction.process_set)
+            for gradient in gradients
         ]
-        return *[None] * 6, *gathered
-
-
-def _with_rows(tensor: Tensor) -> Tensor:
-    if tensor.ndim == 0:
-        raise ValueError("reducescatter needs a tensor with a first dimension")
-    return tensor
-
-
-def _scatter_op(op: int) -> ReduceOp:
-    chosen = choose_op(op, None)
-    if chosen is ReduceOp.ADASUM:
-        raise ValueError("reducescatter does not support Adasum")
-    return chosen
+        return None, None, None, *gathered

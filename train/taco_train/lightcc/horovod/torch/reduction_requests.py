@@ -1,44 +1,70 @@
-"""How reductions are submitted: one tensor, or several that run together."""
+"""What reductions have in common: how tensors are combined, and how they are submitted."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from taco_train.lightcc.horovod.ops import ReduceOp
 from taco_train.lightcc.horovod.process_sets import ProcessSet
 from taco_train.lightcc.horovod.torch.handles import make_handle
-from taco_train.lightcc.horovod.torch.submit import name_of, submit
+from taco_train.lightcc.horovod.torch.submit import submit
 from taco_train.lightcc.negotiation.requests import Kind
 
 
-def reduce_async(
-    kind: Kind,
-    tensors: Sequence[Tensor],
-    name: str | None,
-    op: ReduceOp,
-    process_set: ProcessSet,
-    prescale: float,
-    postscale: float,
-    *,
-    in_place: bool = False,
-    is_group: bool = False,
-) -> int:
-    """Submit tensors, as one if they are a group; the handle's result is a list for a group."""
-    base = name_of(kind, name)
-    works = [
-        submit(
-            kind,
-            tensor,
-            f"{base}.{i}" if is_group else base,
-            process_set,
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How the tensors of the ranks of a process set are combined.
+
+    Attributes:
+        prescale, postscale: multiply the tensor before and after.
+
+    Raises:
+        TypeError, ValueError: a factor is no finite number.
+    """
+
+    kind: Kind
+    op: ReduceOp
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+    def __post_init__(self) -> None:
+        for name in ("prescale", "postscale"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, _factor(f"{name}_factor", given))
+
+    def start(
+        self,
+        tensors: Sequence[Tensor],
+        name: str | None,
+        *,
+        in_place: bool = False,
+        is_group: bool = False,
+    ) -> int:
+        """Submit a tensor, or tensors as one; the handle's result is a list for a group."""
+        works = submit(
+            self.kind,
+            tensors,
+            name,
+            self.process_set,
+            op=self.op,
+            prescale=self.prescale,
+            postscale=self.postscale,
             in_place=in_place,
-            together=(base, len(tensors)) if is_group else ("", 0),
+            is_group=is_group,
         )
-        for i, tensor in enumerate(tensors)
-    ]
-    return make_handle(works, (lambda outputs: outputs) if is_group else (lambda one: one[0]))
+        return make_handle(works, (lambda outputs: outputs) if is_group else (lambda one: one[0]))
+
+
+def _factor(name: str, given: float) -> float:
+    try:
+        value = float(given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name} is {given!r}; it must be a number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; it must be a finite number")
+    return value

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taco_train.lightcc.horovod.ops import ReduceOp, choose_op
+from taco_train.lightcc.horovod.ops import choose_op
 from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_set
 from taco_train.lightcc.horovod.torch.compression import Compression, Compressor
 from taco_train.lightcc.horovod.torch.handles import synchronize
-from taco_train.lightcc.horovod.torch.reduction_requests import reduce_async
+from taco_train.lightcc.horovod.torch.reduction_requests import Reduction
 from taco_train.lightcc.horovod.torch.submit import check_group
 from taco_train.lightcc.negotiation.requests import Kind
 
@@ -38,10 +38,8 @@ def allreduce_async(
     Returns:
         A handle for `poll` and `synchronize`.
     """
-    chosen = choose_op(op, average)
-    return reduce_async(
-        Kind.ALL_REDUCE, [tensor], name, chosen, process_set, prescale_factor, postscale_factor
-    )
+    reduction = _reduction(op, average, prescale_factor, postscale_factor, process_set)
+    return reduction.start([tensor], name)
 
 
 def allreduce_async_(
@@ -54,16 +52,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `allreduce_async`, with the result in `tensor`."""
-    return reduce_async(
-        Kind.ALL_REDUCE,
-        [tensor],
-        name,
-        choose_op(op, average),
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        in_place=True,
-    )
+    reduction = _reduction(op, average, prescale_factor, postscale_factor, process_set)
+    return reduction.start([tensor], name, in_place=True)
 
 
 def allreduce_(
@@ -94,16 +84,9 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """Combine the ranks' tensors; gradients flow through it."""
+    reduction = _reduction(op, average, prescale_factor, postscale_factor, process_set)
     compressed, context = compression.compress(tensor)
-    (reduced,) = _Reduction.apply(
-        name,
-        choose_op(op, average),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        False,
-        compressed,
-    )
+    (reduced,) = _Reduction.apply(reduction, name, False, compressed)
     return compression.decompress(reduced, context)
 
 
@@ -117,17 +100,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `allreduce_async` for several tensors, which run as one; the result is a list."""
-    chosen = choose_op(op, average)
-    return reduce_async(
-        Kind.ALL_REDUCE,
-        check_group(tensors),
-        name,
-        chosen,
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        is_group=True,
-    )
+    reduction = _reduction(op, average, prescale_factor, postscale_factor, process_set)
+    return reduction.start(check_group(tensors), name, is_group=True)
 
 
 def grouped_allreduce_async_(
@@ -140,17 +114,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `grouped_allreduce_async`, with the results in `tensors`."""
-    return reduce_async(
-        Kind.ALL_REDUCE,
-        check_group(tensors),
-        name,
-        choose_op(op, average),
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        in_place=True,
-        is_group=True,
-    )
+    reduction = _reduction(op, average, prescale_factor, postscale_factor, process_set)
+    return reduction.start(check_group(tensors), name, in_place=True, is_group=True)
 
 
 def grouped_allreduce_(
@@ -181,20 +146,23 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Combine several tensors, which run as one; gradients flow through it."""
+    reduction = _reduction(op, average, prescale_factor, postscale_factor, process_set)
     pairs = [compression.compress(tensor) for tensor in check_group(tensors)]
-    reduced = _Reduction.apply(
-        name,
-        choose_op(op, average),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        True,
-        *(compressed for compressed, _ in pairs),
-    )
+    reduced = _Reduction.apply(reduction, name, True, *(compressed for compressed, _ in pairs))
     return [
         compression.decompress(one, context)
         for one, (_, context) in zip(reduced, pairs, strict=True)
     ]
+
+
+def _reduction(
+    op: int | None,
+    average: bool | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> Reduction:
+    return Reduction(Kind.ALL_REDUCE, choose_op(op, average), prescale, postscale, process_set)
 
 
 class _Reduction(torch.autograd.Function):
@@ -202,34 +170,14 @@ class _Reduction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        name: str | None,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        is_group: bool,
-        *tensors: Tensor,
+        ctx: Any, reduction: Reduction, name: str | None, is_group: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.settings = op, prescale, postscale, process_set, is_group
-        handle = reduce_async(
-            Kind.ALL_REDUCE, tensors, name, op, process_set, prescale, postscale, is_group=is_group
-        )
-        result = synchronize(handle)
+        ctx.reduction, ctx.is_group = reduction, is_group
+        result = synchronize(reduction.start(tensors, name, is_group=is_group))
         return tuple(result) if is_group else (result,)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        op, prescale, postscale, process_set, is_group = ctx.settings
-        handle = reduce_async(
-            Kind.ALL_REDUCE,
-            gradients,
-            None,
-            op,
-            process_set,
-            prescale,
-            postscale,
-            is_group=is_group,
-        )
+        handle = ctx.reduction.start(gradients, None, is_group=ctx.is_group)
         result = synchronize(handle)
-        return *[None] * 6, *(result if is_group else [result])
+        return None, None, None, *(result if ctx.is_group else [result])

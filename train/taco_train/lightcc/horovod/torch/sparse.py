@@ -25,8 +25,14 @@ def sparse_allreduce_async(
         A function that waits and returns the sparse result.
 
     Raises:
-        ValueError: the operation is neither Sum nor Average.
+        ValueError: the operation is neither Sum nor Average, or the tensor is of another layout.
     """
+    layout = getattr(tensor, "layout", type(tensor).__name__)
+    if layout != torch.sparse_coo:
+        raise ValueError(
+            f"sparse_allreduce_async.{name}: a tensor of layout torch.sparse_coo is needed, not "
+            f"{layout}"
+        )
     chosen = choose_op(op, None)
     if chosen not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise ValueError(f"sparse tensors can be added and averaged, not combined by {chosen.name}")

@@ -1,7 +1,8 @@
-"""Submits tensors' collectives to the engine: names, checks, and what the request says."""
+"""Submits tensors' collectives to the engine: checks, names, and what the requests say."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,13 @@ from taco_train.lightcc.engine import Work
 from taco_train.lightcc.horovod.ops import ReduceOp
 from taco_train.lightcc.horovod.process_sets import ProcessSet, group_of
 from taco_train.lightcc.horovod.state import current, next_number
-from taco_train.lightcc.negotiation.requests import UNNAMED, Kind, Request
+from taco_train.lightcc.negotiation.requests import (
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    UNNAMED,
+    Kind,
+    Request,
+)
 
 _DTYPES = frozenset(
     {
@@ -21,13 +28,122 @@ _DTYPES = frozenset(
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     }
 )
+_DTYPE_NAMES = ", ".join(sorted(str(one).removeprefix("torch.") for one in _DTYPES))
+_DEVICES = ("cpu", "cuda")
+_OF_ROWS = (Kind.ALL_GATHER, Kind.ALL_TO_ALL, Kind.REDUCE_SCATTER)
 
 
-def check_group(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tensors of a group; raises ValueError where it is empty."""
-    if not tensors:
-        raise ValueError("a group of tensors must not be empty")
-    return tensors
+def submit(
+    kind: Kind,
+    tensors: Sequence[Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    is_group: bool = False,
+    in_place: bool = False,
+    op: ReduceOp | None = None,
+    root: int = -1,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    splits: Sequence[int] = (),
+) -> list[Work]:
+    """Submit one tensor, or a group of tensors that run as one: all, or none where one is wrong.
+
+    Args:
+        name: of the tensor or the group; None: numbered by the order of calls.
+
+    Raises:
+        TypeError: a tensor or the process set is of another type.
+        ValueError: a tensor cannot be sent, its name is pending, or the process set is not
+            registered.
+        HorovodInternalError: the job has failed.
+    """
+    group = group_of(process_set)
+    for tensor in tensors:
+        check_tensor(kind, tensor, name, in_place=in_place)
+    base = name_of(kind, name)
+    together = (base, len(tensors)) if is_group else ("", 0)
+    requests = [
+        Request(
+            kind,
+            f"{base}.{i}" if is_group else base,
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            op="" if op is None else op.name.lower(),
+            root=root,
+            group=group,
+            device=tensor.device.type,
+            prescale=prescale,
+            postscale=postscale,
+            together=together[0],
+            num_together=together[1],
+        )
+        for i, tensor in enumerate(tensors)
+    ]
+    longest = requests[-1].name
+    if len(longest) > MAX_NAME:
+        raise ValueError(
+            f"{longest[:40]}…: the name has {len(longest)} characters; {MAX_NAME} are possible"
+        )
+    engine = current().engine
+    return [
+        engine.submit(request, Call(tensor, in_place, splits, mark(tensor)))
+        for request, tensor in zip(requests, tensors, strict=True)
+    ]
+
+
+def check_tensor(kind: Kind, tensor: Tensor, name: str | None, *, in_place: bool = False) -> None:
+    """Raises TypeError or ValueError where the tensor cannot be sent by this collective."""
+    label = f"{kind}.{name}" if name else str(kind)
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{label}: a torch tensor is needed, not {type(tensor).__name__}")
+    if hasattr(tensor, "to_local"):
+        raise TypeError(f"{label}: a {type(tensor).__name__} is not supported: use to_local()")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise ValueError(
+            f"{label}: tensors of layout {layout} are not supported: use sparse_allreduce_async, "
+            "or make the tensor dense"
+        )
+    if tensor.dtype not in _DTYPES:
+        raise ValueError(
+            f"{label}: tensors of {tensor.dtype} are not supported; convert it to one of "
+            f"{_DTYPE_NAMES}"
+        )
+    if tensor.device.type not in _DEVICES:
+        raise ValueError(
+            f"{label}: tensors on {tensor.device} are not supported; they must be on the CPU or "
+            "a CUDA device"
+        )
+    if tensor.ndim > MAX_DIMENSIONS:
+        raise ValueError(
+            f"{label}: the tensor has {tensor.ndim} dimensions; {MAX_DIMENSIONS} are possible"
+        )
+    if kind in _OF_ROWS and tensor.ndim == 0:
+        raise ValueError(f"{label}: the tensor has no first dimension; use tensor.reshape(1)")
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    if in_place and any(stride == 0 and size > 1 for stride, size in strides):
+        raise ValueError(
+            f"{label}: elements of the tensor share memory (expand); use tensor.contiguous()"
+        )
+
+
+def check_group(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of a group.
+
+    Raises:
+        TypeError: it is one tensor, or no list.
+        ValueError: it is empty.
+    """
+    try:
+        listed = [] if isinstance(tensors, Tensor) else list(tensors)
+    except TypeError:
+        listed = []
+    if not listed:
+        if isinstance(tensors, list | tuple):
+            raise ValueError("a group of tensors must not be empty")
+        raise TypeError(f"a group is a list of tensors, not {type(tensors).__name__}")
+    return listed
 
 
 def name_of(kind: Kind, name: str | None) -> str:
@@ -35,52 +151,20 @@ def name_of(kind: Kind, name: str | None) -> str:
     return f"{kind}.{name}" if name else f"{UNNAMED}{kind}.{next_number(kind)}"
 
 
-def submit(
-    kind: Kind,
-    tensor: Tensor,
-    name: str,
-    process_set: ProcessSet,
-    *,
-    op: ReduceOp | None = None,
-    root: int = -1,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    in_place: bool = False,
-    splits: Sequence[int] = (),
-    together: tuple[str, int] = ("", 0),
-) -> Work:
-    """Submit one tensor.
-
-    Args:
-        name: full, as `name_of` makes it.
-        together: label and number of the tensors that run as one.
+def check_root(root_rank: int) -> int:
+    """The number of a rank.
 
     Raises:
-        ValueError: the tensor cannot be sent, its name is pending, or the process set is not
-            registered.
-        HorovodInternalError: the job has failed.
+        TypeError: it is no integer.
+        ValueError: there is no such rank.
     """
-    if not isinstance(tensor, Tensor):
-        raise ValueError(f"{name}: a torch tensor is needed, not {type(tensor).__name__}")
-    if tensor.layout != torch.strided:
-        raise ValueError(
-            f"{name}: tensors of layout {tensor.layout} are not supported: use "
-            "sparse_allreduce_async, or make the tensor dense"
-        )
-    if tensor.dtype not in _DTYPES:
-        raise ValueError(f"{name}: tensors of {tensor.dtype} are not supported")
-    request = Request(
-        kind,
-        name,
-        str(tensor.dtype).removeprefix("torch."),
-        tuple(tensor.shape),
-        op="" if op is None else op.name.lower(),
-        root=root,
-        group=group_of(process_set),
-        device=tensor.device.type,
-        prescale=float(prescale),
-        postscale=float(postscale),
-        together=together[0],
-        num_together=together[1],
-    )
-    return current().engine.submit(request, Call(tensor, in_place, splits, mark(tensor)))
+    size = current().placement.size
+    try:
+        root = operator.index(root_rank)
+    except TypeError:
+        raise TypeError(
+            f"root_rank is {root_rank!r}; it must be an integer from 0 to {size - 1}"
+        ) from None
+    if not 0 <= root < size:
+        raise ValueError(f"root_rank is {root}; it must be from 0 to {size - 1}")
+    return int(root)
