@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,57 +12,91 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from support.hooked_training import assert_as_one_process, gloo_ranks, make_model, train
 from support.train_processes import RankPool
+from taco_train.cluster.store import RendezvousError
 from taco_train.lightcc.ddp import ddp_hook
+from taco_train.lightcc.errors import CollectiveError
+from taco_train.lightcc.process_group import connect_process_group
+from taco_train.lightcc.settings import Settings
 
-SIZE = 4
+WIDTHS = 800, 800
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[RankPool]:
-    with RankPool(SIZE, hosts=["a", "a", "b", "b"]) as pool:
-        pool.run(start)
+    with gloo_ranks() as pool:
         yield pool
-
-
-def start() -> None:
-    dist.init_process_group("gloo")
-
-
-def make_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 800), nn.ReLU(), nn.Linear(800, 800), nn.Linear(800, 3))
-
-
-def batch(rank: int, step: int) -> Tensor:
-    return torch.randn(6, 8, generator=torch.Generator().manual_seed(10 * rank + step))
-
-
-def steps(model: nn.Module, ranks: list[int]) -> list[Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    for step in range(4):
-        optimizer.zero_grad()
-        model(torch.cat([batch(rank, step) for rank in ranks])).square().mean().backward()
-        optimizer.step()
-    return [one.detach().clone() for one in model.parameters()]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_as_one_process(ranks: RankPool, compiled: bool) -> None:
-    expected = steps(make_model(), list(range(SIZE)))
-    results = ranks.run(train, compiled)
-    for result in results:
-        for one, first, alone in zip(result, results[0], expected, strict=True):
-            assert torch.equal(one, first)
-            torch.testing.assert_close(one, alone, rtol=1e-4, atol=1e-5)
+    assert_as_one_process(ranks.run(train_hooked, compiled), *WIDTHS)
 
 
-def train(compiled: bool) -> list[Tensor]:
-    model = DistributedDataParallel(make_model(), bucket_cap_mb=1)
+def train_hooked(compiled: bool) -> list[Tensor]:
+    model = DistributedDataParallel(make_model(*WIDTHS), bucket_cap_mb=1)
     ddp_hook(model)
     if compiled:
         model.compile(backend="aot_eager")
-    return steps(model, [dist.get_rank()])
+    return train(model, [dist.get_rank()])
+
+
+def test_uneven_inputs(ranks: RankPool) -> None:
+    """Ranks that are done contribute zeros, which count in the average."""
+    results = ranks.run(train_unevenly)
+    # All four in the first step, ranks 1 to 3 in the second, and so on.
+    assert results == [-(4 + 3 + 2 + 1) / 4] * 4
+
+
+def train_unevenly() -> float:
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    nn.init.zeros_(model.module.weight)
+    ddp_hook(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    with model.join():
+        for _ in range(dist.get_rank() + 1):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+    return float(model.module.weight.item())
+
+
+def test_a_lost_rank_is_an_error_of_the_backward_pass() -> None:
+    with gloo_ranks(["a", "b"]) as pool:
+        pool.start(lose_a_rank)
+        left, lost = pool.finish()
+    assert lost.exit_code == -signal.SIGKILL
+    assert isinstance(left.error, CollectiveError), left
+    assert str(left.error).startswith("rank 1 is gone")
+
+
+def lose_a_rank() -> None:
+    model = DistributedDataParallel(make_model(4))
+    ddp_hook(model)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    train(model, [0])
+
+
+def test_ranks_that_no_launcher_has_numbered(ranks: RankPool) -> None:
+    """As those of torch.multiprocessing.spawn, which call init_process_group with a number."""
+    assert ranks.run(connect_unnumbered) == [4.0] * 4
+
+
+def connect_unnumbered() -> float:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            patch.delenv(name)
+        communicator = connect_process_group(Settings(), "unnumbered")
+    total = torch.ones(1)
+    communicator.all_reduce(total)
+    communicator.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "8")
+        with pytest.raises(RendezvousError, match=r"of 4 in torch's .* but rank . of 8"):
+            connect_process_group(Settings(), "other numbers")
+    return total.item()
 
 
 def test_models_that_cannot_be_hooked(ranks: RankPool) -> None:
@@ -74,6 +110,11 @@ def refused() -> None:
     if dist.get_rank() < 2:
         with pytest.raises(ValueError, match="needs the process group of all ranks"):
             ddp_hook(DistributedDataParallel(nn.Linear(1, 1), process_group=some))
+    with pytest.raises(ValueError, match=r"parameter weight: tensors of torch.complex64"):
+        ddp_hook(DistributedDataParallel(nn.Linear(1, 1, dtype=torch.complex64)))
+    sparse = nn.Sequential(nn.Embedding(3, 1, sparse=True))
+    with pytest.raises(ValueError, match="layer 0: its gradient is sparse; set sparse=False"):
+        ddp_hook(DistributedDataParallel(sparse))
     model = DistributedDataParallel(nn.Linear(1, 1))
     ddp_hook(model)
     with pytest.raises(ValueError, match="has LightCC's hook already"):

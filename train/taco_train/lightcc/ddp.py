@@ -6,18 +6,21 @@ import atexit
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
+from taco_train.collective.arguments import type_of
 from taco_train.collective.communicator import Communicator
-from taco_train.collective.store import connect as find_ranks
 from taco_train.lightcc.bucket_queue import BucketQueue
 from taco_train.lightcc.bucket_reducer import BucketReducer
+from taco_train.lightcc.process_group import connect_process_group
 from taco_train.lightcc.settings import Settings, start_settings
 
 _queues: list[BucketQueue] = []
@@ -55,7 +58,12 @@ class ModelHook:
     ) -> torch.futures.Future[Tensor]:
         """The future of the bucket's buffer, averaged over the ranks."""
         parameters = self._parameters_of(bucket.index(), bucket.parameters())
-        return self.queue.average(bucket.buffer(), parameters.names, parameters.sizes)
+        average = self.queue.average(bucket.buffer(), parameters.names, parameters.sizes)
+        if bucket.is_last():
+            # DDP would try to cast an error to a tensor. This raises it as it is, before DDP looks.
+            with suppress(RuntimeError):  # no backward pass: a rank that is done, in model.join()
+                Variable._execution_engine.queue_callback(average.wait)  # type: ignore[arg-type]
+        return average
 
     def _parameters_of(self, index: int, parameters: Sequence[Tensor]) -> _Parameters:
         ids = tuple(map(id, parameters))
@@ -70,12 +78,15 @@ class ModelHook:
 def ddp_hook(model: DistributedDataParallel) -> None:
     """Let LightCC average the gradients of a model on the CPU.
 
+    Where that fails, since a rank is lost for instance, `backward` raises CollectiveError.
+
     Args:
         model: its process group must hold all ranks of the job; no backward pass has run.
 
     Raises:
         TypeError: the model is not wrapped by DistributedDataParallel.
-        ValueError: it has a process group of some ranks, or was hooked before.
+        ValueError: it has a process group of some ranks, was hooked before, or has parameters whose
+            gradients are not dense numbers on the CPU.
         VariableError: a variable of the environment has a value that it cannot have.
         RendezvousError, CommunicationError: the ranks cannot find or reach each other.
     """
@@ -87,6 +98,7 @@ def ddp_hook(model: DistributedDataParallel) -> None:
         raise ValueError("the model has LightCC's hook already")
     if dist.get_world_size(model.process_group) != dist.get_world_size():
         raise ValueError("ddp_hook needs the process group of all ranks")
+    _check_gradients(model.module)
     if not _queues:
         _queues.append(open_queue(start_settings()))
     number = next(one for one in itertools.count() if one not in set(_hooked.values()))
@@ -95,20 +107,28 @@ def ddp_hook(model: DistributedDataParallel) -> None:
     _hooked[model] = number
 
 
+def _check_gradients(model: nn.Module) -> None:
+    for name, one in model.named_parameters():
+        if not one.requires_grad:
+            continue
+        try:
+            type_of(one)
+        except ValueError as error:
+            raise ValueError(f"ddp_hook cannot take parameter {name}: {error}") from None
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise ValueError(
+                f"ddp_hook cannot take layer {name}: its gradient is sparse; set sparse=False"
+            )
+
+
 def open_queue(settings: Settings) -> BucketQueue:
     """Connect to the other ranks, as the launcher's variables say.
 
     Raises:
         RendezvousError, CommunicationError: the ranks cannot find or reach each other.
     """
-    placement, store = find_ranks()
-    communicator = Communicator(
-        placement,
-        store,
-        name="ddp",
-        timeout_seconds=settings.timeout_seconds,
-        levels=settings.levels,
-    )
+    communicator = connect_process_group(settings, "ddp")
     reducer = BucketReducer(settings)
     _reductions[:] = [(reducer, communicator)]
     return BucketQueue(communicator, reducer, communicator.close)

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from taco_train.collective.communicator import Communicator
-from taco_train.collective.store import connect as find_ranks
 from taco_train.lightcc.bucket_reducer import BucketReducer
+from taco_train.lightcc.process_group import connect_process_group
 from taco_train.lightcc.settings import start_settings
 
 _communicators: list[Communicator] = []
@@ -46,14 +46,7 @@ def fsdp_hook(model: torch.nn.Module, mesh: DeviceMesh) -> None:
             f"{mesh.device_type}"
         )
     settings = start_settings()
-    placement, store = find_ranks()
-    world = Communicator(
-        placement,
-        store,
-        name=f"fsdp {len(_communicators)}",
-        timeout_seconds=settings.timeout_seconds,
-        levels=settings.levels,
-    )
+    world = connect_process_group(settings, f"fsdp {len(_communicators)}")
     _communicators.append(world)
     ranks = dist.get_process_group_ranks(mesh.get_group())
     communicator = world.subgroup(ranks, f"shards of {ranks[0]}")
