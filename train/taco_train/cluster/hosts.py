@@ -86,8 +86,15 @@ def address_towards(address: str) -> str:
 
 
 def resolve(address: str) -> str:
-    """The IP address that a host's name has here."""
-    return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+    """The IP address that a host's name has here.
+
+    Raises:
+        OSError: it has none.
+    """
+    try:
+        return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+    except UnicodeError as error:  # an empty part, or one of more than 63 characters
+        raise OSError(f"{address!r} is not the name of a host") from error
 
 
 def is_loopback(address: str) -> bool:

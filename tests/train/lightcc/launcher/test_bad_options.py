@@ -26,6 +26,10 @@ from taco_train.lightcc.launcher.options import make_parser, read_options
             "the command begins with 'gpu2:8': separate hosts by commas, -H gpu1:8,gpu2:8",
         ),
         ("-np 2 --hostfile nope python a", "host file nope cannot be read: No such file or "),
+        (
+            "-np 2 --hostfile /proc/self/exe python a",
+            "host file /proc/self/exe cannot be",
+        ),
         ("-np 2", "there is no command: horovodrun -np 2 python train.py"),
         ("python a", "-np is missing: the number of ranks"),
         ("-np 1 --cycle-time-ms fast python a", "HOROVOD_CYCLE_TIME is 'fast'; it must be a "),

@@ -173,6 +173,16 @@ def test_a_host_that_does_not_start_its_ranks(tmp_path: Path, script: Path) -> N
     )
 
 
+def test_without_ssh(tmp_path: Path) -> None:
+    flags = ["-np", "1", "-H", "a.invalid", "true"]
+    path = {"PATH": str(tmp_path)}
+    launcher = ForkedProgram(horovodrun, *flags, folder=tmp_path, environment=path)
+    assert launcher.wait() == 1
+    assert launcher.stderr == (
+        "horovodrun: rank 0 on host a.invalid could not be started: ssh is not installed\n"
+    )
+
+
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     launcher = ForkedProgram(horovodrun, "-np", "1", "no-such-program", folder=tmp_path)
     assert launcher.wait() == 127

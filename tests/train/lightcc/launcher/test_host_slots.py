@@ -9,6 +9,7 @@ from taco_train.lightcc.launcher.host_slots import (
     HostsError,
     HostSlots,
     assign,
+    is_local,
     parse_hosts,
     rank_variables,
     read_host_file,
@@ -50,6 +51,7 @@ def test_bad_hosts_are_named(text: str, message: str, tmp_path: Path) -> None:
 def test_ranks_fill_hosts() -> None:
     hosts = assign([HostSlots("a", 2), HostSlots("b", 2)], 3)
     assert hosts == ["a", "a", "b"]
+    assert assign([HostSlots("a", 10**12)], 1) == ["a"]
     with pytest.raises(HostsError, match="5 ranks need 5 slots, but the hosts have 2: a:2"):
         assign([HostSlots("a", 2)], 5)
     launches = [detect({**one, **store_variables("h", 1)}) for one in rank_variables(hosts)]
@@ -59,6 +61,12 @@ def test_ranks_fill_hosts() -> None:
         (2, 0, 1, "b"),
     ]
     assert launches[0].has_store
+
+
+def test_names_that_cannot_be_resolved_are_of_other_hosts() -> None:
+    assert not is_local("gpu1..cluster")
+    assert not is_local("x" * 64)
+    assert is_local("127.0.0.1")
 
 
 def test_flags_become_variables() -> None:

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from taco_train.cluster import hosts
@@ -52,8 +53,9 @@ def read_host_file(path: Path) -> list[HostSlots]:
     """
     try:
         lines = path.read_text().splitlines()
-    except OSError as error:
-        raise HostsError(f"host file {path} cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise HostsError(f"host file {path} cannot be read: {reason}") from None
     found = []
     for number, line in enumerate(lines, 1):
         entry = line.partition("#")[0].strip()
@@ -89,13 +91,14 @@ def assign(available: Sequence[HostSlots], num_ranks: int) -> list[str]:
     Raises:
         HostsError: there are fewer slots than ranks.
     """
-    places = [host.name for host in available for _ in range(host.slots)]
-    if len(places) < num_ranks:
+    num_slots = sum(host.slots for host in available)
+    if num_slots < num_ranks:
         listed = ", ".join(f"{host.name}:{host.slots}" for host in available)
         raise HostsError(
-            f"{num_ranks} ranks need {num_ranks} slots, but the hosts have {len(places)}: {listed}"
+            f"{num_ranks} ranks need {num_ranks} slots, but the hosts have {num_slots}: {listed}"
         )
-    return places[:num_ranks]
+    places = (host.name for host in available for _ in range(host.slots))
+    return list(islice(places, num_ranks))
 
 
 def rank_variables(rank_hosts: Sequence[str]) -> list[dict[str, str]]:

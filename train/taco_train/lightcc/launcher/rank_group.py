@@ -79,7 +79,6 @@ class RankGroup:
         if self._output_folder is not None:
             folder = self._output_folder / f"rank.{number}"
             folder.mkdir(parents=True, exist_ok=True)
-        self.running.add(number)
         process = RankProcess(
             self._command,
             host,
@@ -91,6 +90,7 @@ class RankGroup:
             on_end=lambda code: self._events.put(Ended(number, code)),
         )
         self._processes.append(process)
+        self.running.add(number)
         return number
 
     @property

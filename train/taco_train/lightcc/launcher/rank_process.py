@@ -65,13 +65,19 @@ class RankProcess:
         self._on_started, self._on_end = on_started, on_end
         local = is_local(host)
         self._is_started = local  # a guard here ends by itself, with what it has started
-        self._process = subprocess.Popen(
-            guard_command() if local else ssh_command(host, connection),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # an interrupt of the terminal is for the launcher alone
-        )
+        try:
+            self._process = subprocess.Popen(
+                guard_command() if local else ssh_command(host, connection),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # an interrupt of the terminal is for the launcher alone
+            )
+        except FileNotFoundError as error:
+            raise OSError(
+                f"rank {label} on host {host} could not be started: {error.filename} is not "
+                "installed"
+            ) from None
         sent = {} if local else sent_environment(os.environ)
         order = {
             "command": list(command),
