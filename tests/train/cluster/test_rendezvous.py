@@ -118,6 +118,18 @@ def test_two_processes_of_one_rank_are_found() -> None:
     assert "two processes call themselves rank 0: every process needs another rank" in errors
 
 
+def test_an_interface_that_does_not_exist() -> None:
+    """Else ranks would take another network, which may be slow."""
+    environment = {"TACO_TRAIN_INTERFACE": "none0", "GLOO_SOCKET_IFNAME": "lo"}
+    with pytest.raises(RendezvousError, match=r"TACO_TRAIN_INTERFACE is 'none0'; it must .* lo"):
+        connect(Launch(), environment, no_store, timeout=1)
+    connect(Launch(), {"HOROVOD_GLOO_IFACE": "none0,lo"}, no_store, timeout=1)
+
+
+def no_store(address: str, port: int, *, serves: bool, timeout: float) -> tuple[KeyValueStore, int]:
+    raise AssertionError("a single rank needs none")
+
+
 def describe(key: str, address: str, store_address: str, label: str = "node") -> Description:
     return Description(3, key, label, None, None, None, None, address, store_address)
 

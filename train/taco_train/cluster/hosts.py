@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from taco_train.cluster.launch import Launch
+from taco_train.cluster.store import RendezvousError
 
 # Variables in which users name the interface of their fast network, ours first.
 INTERFACE_VARIABLES = (
@@ -54,6 +55,21 @@ def interface_address(environment: Mapping[str, str]) -> str | None:
             if address is not None:
                 return address
     return None
+
+
+def check_interface(environment: Mapping[str, str]) -> None:
+    """Raises RendezvousError where a variable for this package names no interface of this host.
+
+    The other variables may hold patterns and networks, and what is not found there is passed over.
+    """
+    for variable in INTERFACE_VARIABLES[:2]:
+        given = environment.get(variable, "")
+        if given and interface_address({variable: given}) is None:
+            there = [name for _, name in socket.if_nameindex() if address_of(name)]
+            raise RendezvousError(
+                f"{variable} is {given!r}; it must be an interface of {socket.gethostname()} with "
+                f"an IPv4 address: {', '.join(there)}"
+            )
 
 
 def address_of(interface: str) -> str | None:

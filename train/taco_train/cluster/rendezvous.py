@@ -82,8 +82,10 @@ def connect(
         The placement of this rank, and the store, in which no keys of earlier generations are.
 
     Raises:
-        RendezvousError: a rank does not come, or what ranks say differs; the message says what.
+        RendezvousError: a rank does not come, what ranks say differs, or the interface does not
+            exist; the message says what.
     """
+    hosts.check_interface(environment)
     if launch.size == 1:
         label = hosts.host_label(launch)
         address = hosts.interface_address(environment) or "127.0.0.1"
