@@ -225,7 +225,7 @@ def test_too_few_ranks_end_the_job(tmp_path: Path) -> None:
     launcher = ForkedProgram(horovodrun, "-np", "2", "--min-np", "2", *command, folder=tmp_path)
     assert launcher.wait() == 1
     assert launcher.stderr.splitlines()[-1] == (
-        "horovodrun: 1 ranks are left, --min-np is 2; "
+        "horovodrun: 1 ranks are left; 2 are needed (--min-np, min_num_proc); "
         "worker 1 on host localhost failed with exit code 137 (SIGKILL)"
     )
 

@@ -96,9 +96,13 @@ def run_elastic(options: Options) -> None:
 
     try:
         with group.until_interrupted():
-            ElasticJob(options, source, store, group, store_at).run()
+            ElasticJob(options, source, store, group, store_at, report=_print).run()
     finally:
         source.close()
+
+
+def _print(line: str) -> None:
+    print(f"horovodrun: {line}", file=sys.stderr, flush=True)
 
 
 class Hosts(Protocol):
@@ -132,6 +136,7 @@ class ElasticJob:
         options: limits of ranks, rounds and times; variables of all workers.
         store: served by this process.
         store_at: variables that say to workers of a host where the store is.
+        report: called with each line of text for the user.
 
     Attributes:
         members: numbers of the last round's workers, by rank.
@@ -144,9 +149,11 @@ class ElasticJob:
         store: KeyValueStore,
         group: Workers,
         store_at: Callable[[str], Mapping[str, str]],
+        *,
+        report: Callable[[str], None],
     ) -> None:
         self._options, self._source, self._store, self._group = options, source, store, group
-        self._store_at = store_at
+        self._store_at, self._report = store_at, report
         self._common = {
             **options.variables,
             elastic_rounds.ELASTIC_VARIABLE: "1",
@@ -243,7 +250,10 @@ class ElasticJob:
         if waits and now - self._short_since < self._options.elastic_timeout:
             return
         reason = f"; {self._last_failure}" if self._last_failure else ""
-        raise JobError(f"{len(staying)} ranks are left, --min-np is {self._min_ranks}{reason}")
+        raise JobError(
+            f"{len(staying)} ranks are left; {self._min_ranks} are needed (--min-np, "
+            f"min_num_proc){reason}"
+        )
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Interrupted):
@@ -264,7 +274,7 @@ class ElasticJob:
         self._last_failure = f"{line} with {describe_code(event.code)}"
         if self._has_finished:
             raise JobError(f"{self._last_failure} after another had ended", event.code)
-        print(f"horovodrun: {self._last_failure}", file=sys.stderr, flush=True)
+        self._report(self._last_failure)
         self._lost[worker.host] += 1
 
     def _answer_leaving(self) -> None:
@@ -304,8 +314,7 @@ class ElasticJob:
         for worker in members:
             if not (worker.waits or worker.is_silent):
                 worker.is_silent = True
-                line = f"worker {worker.number} on host {worker.host} is silent: it is ended"
-                print(f"horovodrun: {line}", file=sys.stderr, flush=True)
+                self._report(f"worker {worker.number} on host {worker.host} is silent: it is ended")
                 self._group.stop(worker.number)
 
     def _starting(self, workers: list[_Worker]) -> list[_Worker]:
@@ -331,7 +340,9 @@ class ElasticJob:
     def _begin_round(self) -> None:
         limit = self._options.reset_limit
         if limit is not None and self._num_rounds > limit:
-            raise JobError(f"ranks have connected anew {limit} times, which is --reset-limit")
+            raise JobError(
+                f"ranks have connected anew {limit} times, the limit (--reset-limit, reset_limit)"
+            )
         chosen = [one for one in self._workers.values() if one.waits and not one.leaves]
         ordered = _ranked(chosen)
         self.members = [one.number for one in ordered]
@@ -349,7 +360,7 @@ class ElasticJob:
         self._num_rounds += 1
         if self._options.is_verbose:
             hosts = ", ".join(f"{rank}: {one.host}" for rank, one in enumerate(ordered))
-            print(f"horovodrun: round {self._num_rounds}: {hosts}", file=sys.stderr, flush=True)
+            self._report(f"round {self._num_rounds}: {hosts}")
 
     def _answer(self, worker: _Worker, said: Answer) -> None:
         elastic_rounds.answer(self._store, worker.name, worker.num_ready, said)

@@ -161,7 +161,9 @@ class ElasticRayExecutor:
         )
         source = _Discovered(settings.discovery)
         store_at = store_variables(address, port)
-        job = ElasticJob(options, source, store, group, lambda host: store_at)
+        job = ElasticJob(
+            options, source, store, group, lambda host: store_at, report=logger.warning
+        )
         try:
             job.run()
         finally:
