@@ -76,6 +76,7 @@ def test_a_signal_ends_emulate_and_its_ranks(number: signal.Signals) -> None:
         (["--rate", "200", "--", "true"], 2, "--rate: '200' is not a rate such as 200mbit"),
         (["--hosts", "300", "--", "true"], 1, "error: 300 hosts: 1 to 200 can be emulated"),
         (["--ranks-per-host", "0", "--", "true"], 1, "--ranks-per-host is 0; it must be at least"),
+        (["--report", "/proc/none/x", "--", "true"], 1, "--report /proc/none/x cannot be written"),
         (["--", "no-such-program"], 1, "no-such-program cannot be started"),
     ],
 )

@@ -93,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.ranks_per_host < 1:
             raise ValueError(f"--ranks-per-host is {options.ranks_per_host}; it must be at least 1")
+        if options.report is not None:
+            _write(options.report, "")  # before the ranks run: afterwards it would be too late
         fabric = Fabric(options.hosts, options.rate, options.delay, options.loss, options.paths)
         with emulate(fabric) as hosts:
             codes = run_ranks(
@@ -105,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
             counters = hosts.counters()
         if options.report is not None:
             report = {"exit_codes": codes, "hosts": [asdict(counted) for counted in counters]}
-            options.report.write_text(json.dumps(report, indent=2) + "\n")
+            _write(options.report, json.dumps(report, indent=2) + "\n")
     except (EmulationError, ValueError, OSError) as error:
         print(f"taco_train emulate: error: {error}", file=sys.stderr)
         return 1
@@ -122,6 +124,13 @@ def describe(counted: HostCounters) -> str:
         f"{counted.host}: sent {counted.sent_bytes:,} bytes in {counted.sent_packets:,} packets, "
         f"received {counted.received_bytes:,} bytes in {counted.received_packets:,} packets"
     )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise OSError(f"--report {path} cannot be written: {error.strerror}") from None
 
 
 def _exit_code(codes: Sequence[int], ranks_per_host: int) -> int:
