@@ -48,7 +48,7 @@ def test_the_spec_s_command_line() -> None:
         ("LIGHT_INTRA_SIZE", "0", "an integer from 1"),
         ("LIGHT_INTRA_SIZE", "8.0", "an integer from 1"),
         ("LIGHT_TOPK_RATIO", "0", "a number above 0, 1 at most"),
-        ("LIGHT_TOPK_RATIO", "nan", "a number from 0 to 1"),
+        ("LIGHT_TOPK_RATIO", "nan", "a number above 0, 1 at most"),
         ("LIGHT_TOPK_THRESHOLD", "-1", "an integer from 0"),
         ("LIGHT_TOPK_MOMENTUM", "1", "a number from 0, below 1"),
         ("LIGHT_TOPK_MOMENTUM", "nan", "a number from 0, below 1"),
@@ -61,6 +61,10 @@ def test_a_value_that_is_not_allowed(name: str, value: str, allowed: str) -> Non
     with pytest.raises(VariableError) as caught:
         settings_from({name: value})
     assert str(caught.value) == f"{name} is {value!r}; it must be {allowed}"
+
+
+def test_a_timeline_that_the_script_starts() -> None:
+    assert settings_from({"HOROVOD_TIMELINE": "DYNAMIC"}) == Settings()
 
 
 @pytest.mark.parametrize("name", WITHOUT_MEANING)

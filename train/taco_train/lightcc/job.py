@@ -26,6 +26,7 @@ from taco_train.lightcc.negotiation.messages import Batch
 from taco_train.lightcc.negotiation.rank_link import RankLink, connect
 from taco_train.lightcc.settings import Settings
 from taco_train.lightcc.timeline import Timeline
+from taco_train.lightcc.variables import VariableError
 
 _DEFAULT_FUSION_BYTES = 64 * 2**20
 START_SECONDS = 300.0
@@ -65,6 +66,7 @@ def make_job(placement: Placement, store: KeyValueStore, settings: Settings) -> 
     """Connect this process to the others of the job.
 
     Raises:
+        VariableError: the timeline's file cannot be written.
         CommunicationError: a rank did not come, or cannot be reached.
     """
     with ExitStack() as made:  # what is made ends where the rest cannot be
@@ -89,7 +91,13 @@ def _make_job(
     made.callback(communicator.close)
     timeline = Timeline(placement.rank)
     if settings.timeline and placement.rank == 0:
-        timeline.start(settings.timeline, marks_cycles=settings.timeline_marks_cycles)
+        try:
+            timeline.start(settings.timeline, marks_cycles=settings.timeline_marks_cycles)
+        except OSError as error:
+            raise VariableError(
+                f"HOROVOD_TIMELINE is {settings.timeline!r}; it must be a file that rank 0 can "
+                f"write: {error.strerror}"
+            ) from None
     address, port, token = store.get(_ADDRESS_KEY).decode().rsplit(" ", 2)
     connection = connect(address, int(port), token=bytes.fromhex(token), rank=placement.rank)
 

@@ -67,8 +67,11 @@ def _number(lowest: float, highest: float = math.inf, scale: float = 1.0) -> Cal
 
 
 def _ratio(text: str) -> float:
-    value = _number(0.0, 1.0)(text)
-    if value == 0:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
         raise ValueError("a number above 0, 1 at most")
     return value
 
@@ -96,8 +99,8 @@ def _level(text: str) -> str:
     return _choice("trace", "debug", "info", "warning", "error", "fatal")(text.lower())
 
 
-def _path(text: str) -> str:
-    return text
+def _timeline(text: str) -> str:
+    return "" if text == "DYNAMIC" else text
 
 
 VARIABLES = (
@@ -226,9 +229,10 @@ VARIABLES = (
     Variable(
         "HOROVOD_TIMELINE",
         "timeline",
-        _path,
+        _timeline,
         "none",
-        "File for a trace of every collective, in Chrome's format.",
+        "File for a trace of every collective, in Chrome's format; DYNAMIC: `hvd.start_timeline` "
+        "will name it.",
     ),
     Variable(
         "HOROVOD_TIMELINE_MARK_CYCLES",

@@ -83,7 +83,7 @@ def init_with_log() -> tuple[int, list[str]]:
 @pytest.mark.parametrize(
     ("variable", "value", "allowed"),
     [
-        ("LIGHT_TOPK_RATIO", "2", "a number from 0 to 1"),
+        ("LIGHT_TOPK_RATIO", "2", "a number above 0, 1 at most"),
         ("LIGHT_INTRA_SIZE", "all", "an integer from 1"),
     ],
 )

@@ -38,3 +38,12 @@ def compute(part: str) -> None:
         hvd.start_timeline(part)
     hvd.allreduce(torch.ones(3), name="later")
     hvd.shutdown()
+
+
+def test_a_file_that_cannot_be_written_is_named_by_init() -> None:
+    with RankPool(1, environment={"HOROVOD_TIMELINE": "/proc/none/trace"}) as pool:
+        (outcome,) = pool.outcomes(hvd.init)
+    assert str(outcome.error) == (
+        "HOROVOD_TIMELINE is '/proc/none/trace'; it must be a file that rank 0 can write: "
+        "No such file or directory"
+    )
