@@ -43,8 +43,6 @@ def run(module: str, arguments: Sequence[str], fabric: Fabric, ranks_per_host: i
         server.listen()
         threading.Thread(target=_serve, args=(server, hosts, found), daemon=True).start()
         os.environ[_VARIABLE] = path
-        # Emulated hosts have no reverse lookup of addresses, of which c10d warns.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         # broadcast_buffers=False works in every torch, and newer ones warn of it.
         os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
         try:

@@ -110,15 +110,18 @@ def test_ranks_have_names_and_variables(slow_hosts: EmulatedHosts) -> None:
 import os, socket
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TACO_TRAIN_HOST", "MASTER_ADDR")
 host = socket.gethostname()
-print(*map(os.environ.get, names), host, socket.gethostbyname(host))
+address = socket.gethostbyname(host)
+# As torch's store asks for the name of a connection.
+named = socket.getnameinfo(("::ffff:" + address, 1, 0, 0), socket.NI_NAMEREQD)[0]
+print(*map(os.environ.get, names), host, address, named)
 """
     codes, output, _ = run_python(slow_hosts, script, ranks_per_host=2)
     assert codes == [0] * 4
     assert sorted(output.splitlines()) == [
-        "[0] 0 0 4 host0 10.77.0.2 host0 10.77.0.2",
-        "[1] 1 1 4 host0 10.77.0.2 host0 10.77.0.2",
-        "[2] 2 0 4 host1 10.77.0.2 host1 10.77.1.2",
-        "[3] 3 1 4 host1 10.77.0.2 host1 10.77.1.2",
+        "[0] 0 0 4 host0 10.77.0.2 host0 10.77.0.2 host0.mapped",
+        "[1] 1 1 4 host0 10.77.0.2 host0 10.77.0.2 host0.mapped",
+        "[2] 2 0 4 host1 10.77.0.2 host1 10.77.1.2 host1.mapped",
+        "[3] 3 1 4 host1 10.77.0.2 host1 10.77.1.2 host1.mapped",
     ]
 
 

@@ -246,8 +246,10 @@ def _mount(fabric: Fabric) -> None:
     namespaces.mount("none", "/", None, namespaces.MS_REC | namespaces.MS_PRIVATE)
     with suppress(OSError):  # containers may forbid it: then /proc shows the processes outside
         namespaces.mount("proc", "/proc", "proc", 0)
-    pairs = zip(fabric.addresses, fabric.names, strict=True)
-    lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in pairs)]
+    lines = ["127.0.0.1 localhost"]
+    for address, name in zip(fabric.addresses, fabric.names, strict=True):
+        # Sockets of IPv6, which torch's store has, see an IPv4 address so, and seek its name.
+        lines += [f"{address} {name}", f"::ffff:{address} {name}.mapped"]
     _replace("/etc/hosts", "\n".join(lines) + "\n")
     # There is no name server behind these networks: asking one would take seconds.
     _replace("/etc/resolv.conf", "")
