@@ -77,6 +77,8 @@ def test_a_signal_ends_emulate_and_its_ranks(number: signal.Signals) -> None:
         (["--hosts", "300", "--", "true"], 1, "error: 300 hosts: 1 to 200 can be emulated"),
         (["--ranks-per-host", "0", "--", "true"], 1, "--ranks-per-host is 0; it must be at least"),
         (["--report", "/proc/none/x", "--", "true"], 1, "--report /proc/none/x cannot be written"),
+        (["--hosts", "2", "--"], 1, "error: there is no command: taco_train emulate --hosts 2 --"),
+        (["--host-number", "2", "--", "true"], 2, "unrecognized arguments: --host-number"),
         (["--", "no-such-program"], 1, "no-such-program cannot be started"),
     ],
 )

@@ -82,7 +82,9 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="write exit codes and the hosts' byte counters to FILE as JSON",
     )
-    parser.add_argument("rank_command", nargs="+", metavar="COMMAND", help="what each rank runs")
+    parser.add_argument(
+        "rank_command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what each rank runs"
+    )
     parser.set_defaults(run=run)
 
 
@@ -90,7 +92,12 @@ def run(options: argparse.Namespace) -> int:
     """Runs the ranks; returns the exit code of the first rank that failed, or 0."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
+    command = options.rank_command
+    if command[:1] == ["--"]:
+        command = command[1:]
     try:
+        if not command:
+            raise ValueError("there is no command: taco_train emulate --hosts 2 -- python train.py")
         if options.ranks_per_host < 1:
             raise ValueError(f"--ranks-per-host is {options.ranks_per_host}; it must be at least 1")
         if options.report is not None:
@@ -99,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         with emulate(fabric) as hosts:
             codes = run_ranks(
                 hosts,
-                options.rank_command,
+                command,
                 options.ranks_per_host,
                 stdout=sys.stdout.buffer,
                 stderr=sys.stderr.buffer,
