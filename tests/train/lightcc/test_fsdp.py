@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from support.hooked_training import assert_as_one_process, gloo_ranks, make_model, train
 from support.train_processes import RankPool
+from taco_train.lightcc.errors import CollectiveError
 from taco_train.lightcc.fsdp import fsdp_hook
 
 WIDTHS = 301, 300
@@ -37,6 +40,25 @@ def train_sharded() -> list[Tensor]:
     return train(model, [dist.get_rank()])
 
 
+def test_a_lost_rank_is_an_error_of_the_backward_pass() -> None:
+    with gloo_ranks(["a", "b"]) as pool:
+        pool.start(lose_a_rank)
+        left, lost = pool.finish()
+    assert lost.exit_code == -signal.SIGKILL
+    assert isinstance(left.error, CollectiveError), left
+    assert str(left.error).startswith("rank 1 is gone")
+
+
+def lose_a_rank() -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("inter", "intra"))
+    model = make_model(4)
+    fully_shard(model, mesh=mesh["intra"])
+    fsdp_hook(model, mesh["inter"])
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    train(model, [0])
+
+
 def test_models_that_cannot_be_hooked(ranks: RankPool) -> None:
     ranks.run(rejected)
 
@@ -49,3 +71,10 @@ def rejected() -> None:
     fully_shard(model, mesh=mesh["intra"])
     with pytest.raises(ValueError, match="a mesh of one dimension on the CPU, not of 2 on cpu"):
         fsdp_hook(model, mesh)
+    with pytest.raises(TypeError, match="needs a DeviceMesh, not NoneType"):
+        fsdp_hook(model, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"hold other shards of weight: pass the other dimension"):
+        fsdp_hook(model, mesh["intra"])
+    fsdp_hook(model, mesh["inter"])
+    with pytest.raises(ValueError, match="has LightCC's hook already"):
+        fsdp_hook(model, mesh["inter"])

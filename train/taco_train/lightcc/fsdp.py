@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from taco_train.collective.communicator import Communicator
+from taco_train.collective.errors import CommunicationError
 from taco_train.lightcc.bucket_reducer import BucketReducer
+from taco_train.lightcc.errors import CollectiveError
 from taco_train.lightcc.process_group import connect_process_group
 from taco_train.lightcc.settings import start_settings
 
 _communicators: list[Communicator] = []
+_hooked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def fsdp_hook(model: torch.nn.Module, mesh: DeviceMesh) -> None:
@@ -32,23 +37,31 @@ def fsdp_hook(model: torch.nn.Module, mesh: DeviceMesh) -> None:
         model: all its modules are sharded on CPU, by ranks of one host; all ranks call this.
         mesh: one dimension: the ranks that hold the same shard, on different hosts.
 
+    Where averaging fails, since a rank is lost for instance, `backward` raises CollectiveError.
+
     Raises:
-        TypeError: the model is not sharded by `fully_shard`.
-        ValueError: the mesh has several dimensions, or is not on the CPU.
+        TypeError: the model is not sharded by `fully_shard`, or the mesh is no DeviceMesh.
+        ValueError: the mesh has several dimensions, is not on the CPU, or has ranks that hold
+            different shards, or the model was hooked before.
         VariableError: a variable of the environment has a value that it cannot have.
         RendezvousError, CommunicationError: the ranks cannot find or reach each other.
     """
     if not isinstance(model, FSDPModule):
         raise TypeError(f"fsdp_hook needs a model of fully_shard, not {type(model).__name__}")
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"fsdp_hook needs a DeviceMesh, not {type(mesh).__name__}")
+    if model in _hooked:
+        raise ValueError("the model has LightCC's hook already")
     if mesh.ndim != 1 or mesh.device_type != "cpu":
         raise ValueError(
             f"fsdp_hook needs a mesh of one dimension on the CPU, not of {mesh.ndim} on "
             f"{mesh.device_type}"
         )
+    ranks = dist.get_process_group_ranks(mesh.get_group())
+    _check_shards(model, ranks)
     settings = start_settings()
     world = connect_process_group(settings, f"fsdp {len(_communicators)}")
     _communicators.append(world)
-    ranks = dist.get_process_group_ranks(mesh.get_group())
     communicator = world.subgroup(ranks, f"shards of {ranks[0]}")
     assert communicator is not None
     _communicators.append(communicator)
@@ -56,6 +69,20 @@ def fsdp_hook(model: torch.nn.Module, mesh: DeviceMesh) -> None:
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             module.set_all_reduce_hook(_averaging(communicator, reducer, f"fsdp {name}"))
+    _hooked.add(model)
+
+
+def _check_shards(model: torch.nn.Module, ranks: Sequence[int]) -> None:
+    """Raises ValueError where averages over these ranks would mix different shards."""
+    for name, one in model.named_parameters():
+        if not isinstance(one, DTensor):
+            continue
+        holders = set(one.device_mesh.mesh.flatten().tolist()) - {dist.get_rank()}
+        if others := sorted(holders.intersection(ranks)):
+            raise ValueError(
+                f"fsdp_hook averages over ranks {ranks}, but {others} of them hold other shards of "
+                f"{name}: pass the other dimension of the mesh than fully_shard has"
+            )
 
 
 def _averaging(
@@ -64,8 +91,11 @@ def _averaging(
     """FSDP2's hook of one module: it gets the sums of the gradients within a host."""
 
     def average(shard: Tensor) -> None:
-        with torch.no_grad():
-            reducer.all_reduce(communicator, shard, "average", [name], [shard.numel()])
+        try:
+            with torch.no_grad():
+                reducer.all_reduce(communicator, shard, "average", [name], [shard.numel()])
+        except CommunicationError as error:
+            raise CollectiveError(str(error)) from error
 
     return average
 
