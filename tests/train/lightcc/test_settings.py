@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from taco_train.lightcc.on_ray.settings import worker_variables
 from taco_train.lightcc.settings import Settings, note_unused, settings_from, start_settings
 from taco_train.lightcc.variables import VARIABLES, WITHOUT_MEANING, VariableError
 
@@ -65,6 +66,11 @@ def test_a_value_that_is_not_allowed(name: str, value: str, allowed: str) -> Non
 
 def test_a_timeline_that_the_script_starts() -> None:
     assert settings_from({"HOROVOD_TIMELINE": "DYNAMIC"}) == Settings()
+
+
+@pytest.mark.parametrize("nics", ["eth0,eth1", ["eth0", "eth1"]])
+def test_interfaces_of_jobs_on_ray(nics: str | list[str]) -> None:
+    assert worker_variables(nics, None, {}) == {"TACO_TRAIN_INTERFACE": "eth0,eth1"}
 
 
 @pytest.mark.parametrize("name", WITHOUT_MEANING)

@@ -78,7 +78,7 @@ def worker_variables(
     names = [one.name for one in VARIABLES] + list(WITHOUT_MEANING) + list(INTERFACE_VARIABLES)
     found = {name: environment[name] for name in names if name in environment}
     if nics:
-        found[INTERFACE_VARIABLES[0]] = ",".join(nics)
+        found[INTERFACE_VARIABLES[0]] = nics if isinstance(nics, str) else ",".join(nics)
     found.update({name: str(value) for name, value in (own or {}).items()})
     settings_from({**os.environ, **found})
     return found
