@@ -20,7 +20,6 @@ def test_two_hosts_of_two() -> None:
         addresses=("1", "1", "2", "2"),
     )
     assert place(2, ["a", "a", "b", "b"]).local_ranks == (2, 3)
-    assert place(2, ["a", "a", "b", "b"]).host_names == ("a", "b")
 
 
 def test_uneven_hosts_count_only_those_that_have_the_local_rank() -> None:

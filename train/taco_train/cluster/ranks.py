@@ -34,11 +34,6 @@ class Placement:
         """The ranks on this host, in the order of their numbers."""
         return tuple(rank for rank, host in enumerate(self.hosts) if host == self.host)
 
-    @property
-    def host_names(self) -> tuple[str, ...]:
-        """Every host once, in the order of its first rank."""
-        return tuple(dict.fromkeys(self.hosts))
-
 
 def place(
     rank: int,
