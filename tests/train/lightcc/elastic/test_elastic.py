@@ -200,7 +200,7 @@ def test_a_stopped_rank_is_replaced_and_a_host_leaves(tmp_path: Path) -> None:
     job.check_result(1)
     stderr = job.launcher.stderr
     assert "horovodrun: worker 1 on host localhost is silent: it is ended\n" in stderr
-    assert "worker 1 on host localhost failed with exit code 137 (SIGKILL)\n" in stderr
+    assert "worker 1 on host localhost failed with exit code 143 (SIGTERM)\n" in stderr
 
 
 # Worker 1 is killed once all ranks are there.

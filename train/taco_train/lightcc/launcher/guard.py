@@ -49,6 +49,7 @@ def main() -> int:
         select.select([sys.stdin.fileno(), child_end], [], [])
         if child.poll() is None:
             _signal(child, signal.SIGTERM)
+            _signal(child, signal.SIGCONT)  # a stopped process only then gets it
             select.select([child_end], [], [], GRACE_SECONDS)
     finally:
         _signal(child, signal.SIGKILL)  # the command, or what it has left
