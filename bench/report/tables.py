@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from bench.peers.comparison import Verdict, verdicts
 from bench.peers.workloads import Length, parse
 from bench.report.highlights import highlights_table
+from bench.report.quality import formats_quality_table, int8_choices_table, perplexity_table
 from bench.report.speculation import speculation_table
 from bench.report.train import TABLES as TRAIN_TABLES
 
@@ -27,6 +28,7 @@ PAGES = {
     Path("README.md"): ("highlights",),
     Path("docs/benchmarks.md"): ("parts", "peers"),
     Path("docs/cpu.md"): ("perplexity", "int8_choices"),
+    Path("docs/quantization.md"): ("formats_quality",),
     Path("docs/speculation.md"): ("speculation",),
     Path("docs/train/figures.md"): tuple(TRAIN_TABLES),
 }
@@ -162,6 +164,7 @@ def with_tables(text: str, results: Path) -> str:
     """Returns the page with current tables. Raises `KeyError` for an unknown table."""
     makers = {
         "experts": experts_table,
+        "formats_quality": formats_quality_table,
         "highlights": highlights_table,
         "parts": parts_table,
         "peers": peers_table,
@@ -227,49 +230,6 @@ def experts_table(results: Path) -> Iterator[str]:
             if (layer["model"], layer["type"]) == (model, kind)
         }
         yield f"| {model}, {kind} | {' | '.join(cells[count] for count in rows)} |"
-
-
-def perplexity_table(results: Path) -> Iterator[str]:
-    """Yields each storage type of weights and KV, relative to the first, without and with outliers
-    planted.
-    """
-    rows = _read(results / "perplexity.json")["figures"]["engine"]
-    yield (
-        "| weights, KV | perplexity | | tokens that differ | with outliers | | tokens that differ |"
-    )
-    yield "|---|---|---|---|---|---|---|"
-    for name in dict.fromkeys(row["name"] for row in rows):
-        yield f"| {name} | {_quality(rows, name, 'none')} | {_quality(rows, name, 'compensated')} |"
-
-
-def int8_choices_table(results: Path) -> Iterator[str]:
-    """Yields each way to round a model to int8: quality on text, and of random models' logits."""
-    figures = _read(results / "perplexity.json")["figures"]
-    rows, errors = figures["choices"], figures["logits"]
-    models = list(dict.fromkeys(row["model"] for row in errors))
-    head = ["rounded to int8", "perplexity", "", "tokens that differ"]
-    head += ["with outliers", "", "tokens that differ"]
-    head += [f"logits, {model}: none / outliers" for model in models]
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for name in dict.fromkeys(row["name"] for row in errors):
-        cells = [name, _quality(rows, name, "none"), _quality(rows, name, "compensated")]
-        for model in models:
-            found = {
-                row["planting"]: row["logit_error"]
-                for row in errors
-                if (row["model"], row["name"]) == (model, name)
-            }
-            cells.append(f"{found['none']:.2%} / {found['bare']:.2%}")
-        yield f"| {' | '.join(cells)} |"
-
-
-def _quality(rows: Sequence[Mapping[str, Any]], name: str, planting: str) -> str:
-    """Cells of one row of a model: perplexity, relative to the first row, and differing tokens."""
-    same = [row for row in rows if row["planting"] == planting]
-    row = next(row for row in same if row["name"] == name)
-    perplexity, exact = row["perplexity"], same[0]["perplexity"]
-    return f"{perplexity:.2f} | {perplexity / exact - 1:+.2%} | {row['differing']:.2%}"
 
 
 def _peers_row(verdict: Verdict, shape: str, run: int) -> str:

@@ -63,7 +63,6 @@ def measure(folder: Path, planting: Planting, windows: Tensor) -> list[Quality]:
         write_checkpoint(folder, dense, model.parameters, {})
         types = {"float32": {"dtype": "float32"}, "bfloat16": {"dtype": "bfloat16"}}
         types |= {name: {"dtype": "bfloat16", "quantization": name} for name in ONLINE}
-        rows += measure_engine(str(dense), planting, windows, types)
         for name, group_size, rounded in _rounded(model, folder):
             exact = SmallLlama(model.shape, {**model.parameters, **_values(rounded, group_size)})
             perplexity = exact_perplexity(exact, windows)
@@ -71,11 +70,10 @@ def measure(folder: Path, planting: Planting, windows: Tensor) -> list[Quality]:
             print(rows[-1].show(), flush=True)
             path = Path(scratch) / name.replace(" ", "-")
             write_checkpoint(folder, path, model.parameters, rounded, group_size)
-            types = {
-                f"{name}, {kind} activations": {"dtype": "bfloat16", "quantized_activations": kind}
-                for kind in ACTIVATIONS
-            }
-            rows += measure_engine(str(path), planting, windows, types)
+            for kind in ACTIVATIONS:
+                options = {"dtype": "bfloat16", "quantized_activations": kind}
+                types[f"{name}, {kind} activations"] = {"model": str(path), **options}
+        rows += measure_engine(str(dense), planting, windows, types)
     return rows
 
 

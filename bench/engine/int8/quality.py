@@ -87,12 +87,12 @@ def measure_engine(
 ) -> Iterator[Quality]:
     """Each way of storage with its options of `LLM`, on windows of token ids [count, tokens].
 
-    Greedy tokens are compared with those of the first way.
+    The options may name another model. Greedy tokens are compared with those of the first way.
     """
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     exact: list[int] | None = None
     for name, types in storage.items():
-        with LLM(model, max_num_seqs=BATCH, **types) as llm:
+        with LLM(**{"model": model, "max_num_seqs": BATCH, **types}) as llm:
             outputs = llm.generate(
                 sampling_params=params, prompt_token_ids=windows.tolist(), use_tqdm=False
             )

@@ -6,6 +6,7 @@ import pytest
 
 from bench.peers.comparison import record_of
 from bench.report import tables as result_tables
+from bench.report.quality import formats_quality_table
 from bench.report.tables import RESULTS, changed_pages, describe, peers_table, with_tables
 
 
@@ -94,3 +95,22 @@ def test_an_unknown_table_is_an_error(results: Path) -> None:
 )
 def test_shapes_in_words(shape: str, words: str) -> None:
     assert describe(shape) == words
+
+
+def test_what_is_not_served_has_no_tokens_that_differ(tmp_path: Path) -> None:
+    rows = [
+        {"model": model, "planting": planting, "name": name, "perplexity": perplexity}
+        | {"differing": differing}
+        for planting, growth in (("none", 1.0), ("compensated", 2.0))
+        for model, name, perplexity, differing in (
+            ("exact", "GPTQ", 10.2 * growth, 0.0),
+            ("engine", "float32", 10.0, 0.0),
+            ("engine", "GPTQ, int8 activations", 10.3 * growth, 0.125),
+        )
+    ]
+    (tmp_path / "formats_quality.json").write_text(json.dumps({"figures": {"rows": rows}}))
+    assert list(formats_quality_table(tmp_path))[2:] == [
+        "| float32 | 10.00 | +0.00% | 0.00% | 10.00 | +0.00% | 0.00% |",
+        "| GPTQ, int8 activations | 10.30 | +3.00% | 12.50% | 20.60 | +106.00% | 12.50% |",
+        "| GPTQ, exact | 10.20 | +2.00% | – | 20.40 | +104.00% | – |",
+    ]
