@@ -89,6 +89,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick = [item for item in items if not any(map(item.get_closest_marker, NOT_QUICK))]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(quick)])
         items[:] = quick
+    # One long test at the end would keep one core busy and leave the others idle. Modules stay
+    # whole: their fixtures are made once.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,6 +15,7 @@ from support.patience import PATIENCE_SECONDS, wait_until
 from support.ray_nodes import RayNodes, ray_nodes
 from support.serving import Serving, free_port
 
+pytestmark = pytest.mark.slow
 NUM_STREAMS = 4
 NUM_TOKENS = 400
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.gpu.harness import report
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
 

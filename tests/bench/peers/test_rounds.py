@@ -12,7 +12,7 @@ from bench.peers.rounds import figures_of, start_seconds, take_turns, warm_engin
 from bench.peers.workloads import parse
 from taco_demo.locate import find_model
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,12 @@ sets that this one lacks (kernels/emulate)."""
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from support.cpu_kernels import EMULATED, NATIVE
 from support.cpu_selftest import compile_checks, link_selftest
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_check_passes_with_every_set(tmp_path: Path) -> None:

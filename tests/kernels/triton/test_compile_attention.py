@@ -9,6 +9,8 @@ import pytest
 
 from support.triton_compile import Compiled, compile_calls
 
+pytestmark = pytest.mark.slow
+
 _ATTENTION, _REDUCE, _WRITE = "attention_kernel", "reduce_splits_kernel", "_write_kv_kernel"
 
 _DEFINITIONS = """

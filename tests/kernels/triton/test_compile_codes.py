@@ -6,6 +6,8 @@ import pytest
 
 from support.triton_compile import Compiled, compile_calls
 
+pytestmark = pytest.mark.slow
+
 # Llama 3 8B's gate_up for one row, 64 and many; experts of 4 bits at one token and at a prefill's.
 CALLS = """
 import torch

@@ -6,6 +6,8 @@ import pytest
 
 from support.triton_compile import Compiled, compile_calls
 
+pytestmark = pytest.mark.slow
+
 # Llama 3 8B's shapes at one token and at a prefill's, and a width that is no power of two.
 CALLS = """
 import torch

@@ -6,6 +6,8 @@ import pytest
 
 from support.triton_compile import Compiled, compile_calls
 
+pytestmark = pytest.mark.slow
+
 # The routers of OLMoE, DeepSeek-V3 and PhiMoE; OLMoE's experts at one token and at a prefill's.
 CALLS = """
 import torch

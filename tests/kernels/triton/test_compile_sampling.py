@@ -6,6 +6,8 @@ import pytest
 
 from support.triton_compile import Compiled, compile_calls
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import torch
 from taco_kernels.triton.sample import DeviceSamplingMetadata, sample_tokens, most_likely_tokens
