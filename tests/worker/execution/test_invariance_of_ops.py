@@ -88,8 +88,9 @@ def _changes(variant: Variant) -> dict[str, Any]:
 def _chosen() -> dict[str, set[Trait]]:
     """Traits of variants that have all traits of all variants; first the one with the most."""
     traits: dict[str, set[Trait]] = {}
+    supported = supported_architectures()
     for name, variant in VARIANTS.items():
-        if variant.architecture in supported_architectures():
+        if variant.architecture in supported:
             with TemporaryDirectory() as folder:
                 config = {**variant.config, **_changes(variant)}
                 (Path(folder) / "config.json").write_text(json.dumps(config))

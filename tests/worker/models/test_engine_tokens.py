@@ -18,7 +18,8 @@ from taco_proto.config import ModelConfig, WorkerConfig
 from taco_worker.models.registry import supported_architectures
 from taco_worker.worker import Worker
 
-SUPPORTED = [v for v in VARIANTS.values() if v.architecture in supported_architectures()]
+_NAMES = supported_architectures()
+SUPPORTED = [v for v in VARIANTS.values() if v.architecture in _NAMES]
 ONE_OF_EACH = list({v.architecture: v for v in reversed(SUPPORTED)}.values())
 # Two blocks that all prompts share; then one, one and two separate blocks. When each has one
 # block more, the device is full, and the last is preempted: the others evict both of its blocks.

@@ -20,7 +20,8 @@ from taco_worker.models.registry import find_recipe, supported_architectures
 TOLERANCE = 1e-4
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
 SEQUENCES = token_sequences((21, 40))
-SUPPORTED = [v for v in VARIANTS.values() if v.architecture in supported_architectures()]
+_NAMES = supported_architectures()
+SUPPORTED = [v for v in VARIANTS.values() if v.architecture in _NAMES]
 # Fields whose values here no published model has.
 REFUSED = {
     ("GPT2LMHeadModel", "add_cross_attention"),

@@ -22,7 +22,8 @@ from taco_worker.models.plan.ops.experts import Experts
 from taco_worker.models.plan.parameters import fills
 from taco_worker.models.registry import supported_architectures
 
-MIXTURES = {v.name: v for v in VARIANTS if v.architecture in supported_architectures()}
+_NAMES = supported_architectures()
+MIXTURES = {v.name: v for v in VARIANTS if v.architecture in _NAMES}
 
 
 @pytest.fixture(scope="module", params=list(MIXTURES))

@@ -17,7 +17,8 @@ from taco_worker.models.config import load_hf_config
 from taco_worker.models.registry import supported_architectures
 
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
-SUPPORTED = [v for v in VARIANTS.values() if v.architecture in supported_architectures()]
+_NAMES = supported_architectures()
+SUPPORTED = [v for v in VARIANTS.values() if v.architecture in _NAMES]
 
 
 def _oracle(variant: Variant, path: Path, num_blocks: int = NUM_BLOCKS) -> Oracle:

@@ -24,6 +24,8 @@ from taco_worker.models.weight_files import CheckpointFiles, LoadFormat, find_we
 
 CPU = torch.device("cpu")
 
+_NAMES = supported_architectures()
+
 
 def _load(
     path: Path, dtype: torch.dtype = torch.float32, load_format: LoadFormat = "auto"
@@ -52,7 +54,7 @@ def _replace_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name for name, one in VARIANTS.items() if one.architecture in supported_architectures()],
+    [name for name, one in VARIANTS.items() if one.architecture in _NAMES],
 )
 def test_the_sources_fill_each_row_once(tmp_path: Path, name: str) -> None:
     plan = load_hf_config(VARIANTS[name].make(tmp_path / "model")).plan
