@@ -13,7 +13,7 @@ from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_s
 from taco_train.lightcc.horovod.torch.compression import Compression, Compressor
 from taco_train.lightcc.horovod.torch.gathers import allgather
 from taco_train.lightcc.horovod.torch.handles import synchronize
-from taco_train.lightcc.horovod.torch.reduction_requests import Reduction
+from taco_train.lightcc.horovod.torch.reduction_requests import Reduction, make_reduction
 from taco_train.lightcc.horovod.torch.submit import check_group
 from taco_train.lightcc.negotiation.requests import Kind
 
@@ -85,7 +85,7 @@ def _reduction(op: int, prescale: float, postscale: float, process_set: ProcessS
     chosen = choose_op(op, None)
     if chosen is ReduceOp.ADASUM:
         raise ValueError("reducescatter does not support Adasum")
-    return Reduction(Kind.REDUCE_SCATTER, chosen, prescale, postscale, process_set)
+    return make_reduction(Kind.REDUCE_SCATTER, chosen, prescale, postscale, process_set)
 
 
 class _Scatter(torch.autograd.Function):

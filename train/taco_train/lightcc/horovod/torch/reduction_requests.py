@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,27 +15,14 @@ from taco_train.lightcc.horovod.torch.submit import submit
 from taco_train.lightcc.negotiation.requests import Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """How the tensors of the ranks of a process set are combined.
-
-    Attributes:
-        prescale, postscale: multiply the tensor before and after.
-
-    Raises:
-        TypeError, ValueError: a factor is no finite number.
-    """
+class Reduction(NamedTuple):
+    """How the tensors of the ranks of a process set are combined; see `make_reduction`."""
 
     kind: Kind
     op: ReduceOp
     prescale: float
     postscale: float
     process_set: ProcessSet
-
-    def __post_init__(self) -> None:
-        for name in ("prescale", "postscale"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, _factor(f"{name}_factor", given))
 
     def start(
         self,
@@ -58,6 +45,18 @@ class Reduction:
             is_group=is_group,
         )
         return make_handle(works, (lambda outputs: outputs) if is_group else (lambda one: one[0]))
+
+
+def make_reduction(
+    kind: Kind, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet
+) -> Reduction:
+    """A reduction of tensors that are multiplied by factors before and after.
+
+    Raises:
+        TypeError, ValueError: a factor is no finite number.
+    """
+    before, after = _factor("prescale_factor", prescale), _factor("postscale_factor", postscale)
+    return Reduction(kind, op, before, after, process_set)
 
 
 def _factor(name: str, given: float) -> float:

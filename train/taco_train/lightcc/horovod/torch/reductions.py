@@ -12,7 +12,7 @@ from taco_train.lightcc.horovod.ops import choose_op
 from taco_train.lightcc.horovod.process_sets import ProcessSet, global_process_set
 from taco_train.lightcc.horovod.torch.compression import Compression, Compressor
 from taco_train.lightcc.horovod.torch.handles import synchronize
-from taco_train.lightcc.horovod.torch.reduction_requests import Reduction
+from taco_train.lightcc.horovod.torch.reduction_requests import Reduction, make_reduction
 from taco_train.lightcc.horovod.torch.submit import check_group
 from taco_train.lightcc.negotiation.requests import Kind
 
@@ -162,7 +162,7 @@ def _reduction(
     postscale: float,
     process_set: ProcessSet,
 ) -> Reduction:
-    return Reduction(Kind.ALL_REDUCE, choose_op(op, average), prescale, postscale, process_set)
+    return make_reduction(Kind.ALL_REDUCE, choose_op(op, average), prescale, postscale, process_set)
 
 
 class _Reduction(torch.autograd.Function):

@@ -29,8 +29,7 @@ _DTYPES = frozenset(
     }
 )
 _DTYPE_NAMES = ", ".join(sorted(str(one).removeprefix("torch.") for one in _DTYPES))
-_DEVICES = ("cpu", "cuda")
-_OF_ROWS = (Kind.ALL_GATHER, Kind.ALL_TO_ALL, Kind.REDUCE_SCATTER)
+_OF_ROWS = frozenset({Kind.ALL_GATHER, Kind.ALL_TO_ALL, Kind.REDUCE_SCATTER})
 
 
 def submit(
@@ -94,38 +93,45 @@ def submit(
 
 def check_tensor(kind: Kind, tensor: Tensor, name: str | None, *, in_place: bool = False) -> None:
     """Raises TypeError or ValueError where the tensor cannot be sent by this collective."""
-    label = f"{kind}.{name}" if name else str(kind)
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{label}: a torch tensor is needed, not {type(tensor).__name__}")
+        raise TypeError(
+            f"{_label(kind, name)}: a torch tensor is needed, not {type(tensor).__name__}"
+        )
     if hasattr(tensor, "to_local"):
-        raise TypeError(f"{label}: a {type(tensor).__name__} is not supported: use to_local()")
+        raise TypeError(
+            f"{_label(kind, name)}: a {type(tensor).__name__} is not supported: use to_local()"
+        )
+    if wrong := _what_is_wrong(kind, tensor, in_place):
+        raise ValueError(f"{_label(kind, name)}: {wrong}")
+
+
+def _label(kind: Kind, name: str | None) -> str:
+    return f"{kind}.{name}" if name else str(kind)
+
+
+def _what_is_wrong(kind: Kind, tensor: Tensor, in_place: bool) -> str:
     if tensor.is_nested or tensor.layout != torch.strided:
         layout = "nested" if tensor.is_nested else tensor.layout
-        raise ValueError(
-            f"{label}: tensors of layout {layout} are not supported: use sparse_allreduce_async, "
-            "or make the tensor dense"
+        return (
+            f"tensors of layout {layout} are not supported: use sparse_allreduce_async, or make "
+            "the tensor dense"
         )
     if tensor.dtype not in _DTYPES:
-        raise ValueError(
-            f"{label}: tensors of {tensor.dtype} are not supported; convert it to one of "
-            f"{_DTYPE_NAMES}"
-        )
-    if tensor.device.type not in _DEVICES:
-        raise ValueError(
-            f"{label}: tensors on {tensor.device} are not supported; they must be on the CPU or "
-            "a CUDA device"
+        return f"tensors of {tensor.dtype} are not supported; convert it to one of {_DTYPE_NAMES}"
+    if not (tensor.is_cpu or tensor.is_cuda):
+        return (
+            f"tensors on {tensor.device} are not supported; they must be on the CPU or a CUDA "
+            "device"
         )
     if tensor.ndim > MAX_DIMENSIONS:
-        raise ValueError(
-            f"{label}: the tensor has {tensor.ndim} dimensions; {MAX_DIMENSIONS} are possible"
-        )
-    if kind in _OF_ROWS and tensor.ndim == 0:
-        raise ValueError(f"{label}: the tensor has no first dimension; use tensor.reshape(1)")
-    strides = zip(tensor.stride(), tensor.shape, strict=True)
-    if in_place and any(stride == 0 and size > 1 for stride, size in strides):
-        raise ValueError(
-            f"{label}: elements of the tensor share memory (expand); use tensor.contiguous()"
-        )
+        return f"the tensor has {tensor.ndim} dimensions; {MAX_DIMENSIONS} are possible"
+    if tensor.ndim == 0 and kind in _OF_ROWS:
+        return "the tensor has no first dimension; use tensor.reshape(1)"
+    if in_place and 0 in tensor.stride():
+        pairs = zip(tensor.stride(), tensor.shape, strict=True)
+        if any(stride == 0 and size > 1 for stride, size in pairs):
+            return "elements of the tensor share memory (expand); use tensor.contiguous()"
+    return ""
 
 
 def check_group(tensors: Sequence[Tensor]) -> list[Tensor]:
