@@ -80,22 +80,27 @@ def measure(rounds: int, *, is_inside: bool) -> None:
     if is_inside:
         arms = {"gloo": arms["gloo"], "2D": arms["2D"]}
         sizes, repeats = INSIDE_BYTES, 100
-    found: list[dict[str, Any]] = []
-    for size in sizes:
-        tensor = torch.randn(size // 4)
-        times: dict[str, list[float]] = {name: [] for name in arms}
-        sent: dict[str, int] = {}
-        for number in range(rounds + 1):  # the first round warms up
-            for name, arm in arms.items():
-                seconds, num_bytes = timed(ranks, arm, tensor, repeats)
-                if number:
-                    times[name].append(seconds)
-                    sent[name] = num_bytes
-        found.append({"bytes": size, "seconds": times, "sent": sent})
+    found = [compare(ranks, arms, size, rounds, repeats) for size in sizes]
     emulated.Driver(placement.rank).report(found)
     ranks.barrier()
     dist.destroy_process_group()
     ranks.close()
+
+
+def compare(
+    ranks: Communicator, arms: Mapping[str, Arm], size: int, rounds: int, repeats: int
+) -> dict[str, Any]:
+    """Times and bytes of all arms, which take turns, for a tensor of `size` bytes."""
+    tensor = torch.randn(size // 4)
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    sent: dict[str, int] = {}
+    for number in range(rounds + 1):  # the first round warms up
+        for name, arm in arms.items():
+            seconds, num_bytes = timed(ranks, arm, tensor, repeats)
+            if number:
+                times[name].append(seconds)
+                sent[name] = num_bytes
+    return {"bytes": size, "seconds": times, "sent": sent}
 
 
 def timed(ranks: Communicator, arm: Arm, tensor: Tensor, repeats: int) -> tuple[float, int]:

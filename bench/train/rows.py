@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bench import record
 from bench.train import emulated
-from bench.train.collectives import LINKS, Arm, interface, show, timed, with_ratios
+from bench.train.collectives import LINKS, Arm, compare, interface, show, with_ratios
 from taco_train.cluster.emulation.fabric import Fabric, parse_rate
 from taco_train.collective.communicator import Communicator
 from taco_train.collective.levels import Levels
@@ -76,24 +76,14 @@ def measure(rounds: int, link: str) -> None:
 
     found: dict[str, object] = {}
     for call in (gather, exchange, scatter):
-        sizes = []
-        for size, repeats in SIZES[link]:
-            arms: dict[str, Arm] = {
-                "gloo": partial(call, None),
-                "sockets": partial(call, apart),
-                "shared memory": partial(call, ranks),
-            }
-            tensor = torch.randn(size // 4)
-            times: dict[str, list[float]] = {name: [] for name in arms}
-            sent: dict[str, int] = {}
-            for number in range(rounds + 1):  # the first round warms up
-                for name, arm in arms.items():
-                    seconds, num_bytes = timed(ranks, arm, tensor, repeats)
-                    if number:
-                        times[name].append(seconds)
-                        sent[name] = num_bytes
-            sizes.append({"bytes": size, "seconds": times, "sent": sent})
-        found[call.__name__] = sizes
+        arms: dict[str, Arm] = {
+            "gloo": partial(call, None),
+            "sockets": partial(call, apart),
+            "shared memory": partial(call, ranks),
+        }
+        found[call.__name__] = [
+            compare(ranks, arms, size, rounds, repeats) for size, repeats in SIZES[link]
+        ]
     emulated.Driver(placement.rank).report(found)
     ranks.barrier()
     dist.destroy_process_group()
