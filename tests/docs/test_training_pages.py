@@ -26,7 +26,7 @@ from taco_train.lightcc.launcher.options import Options, make_parser, read_optio
 from taco_train.lightcc.settings import Settings, settings_from
 from taco_train.lightcc.variables import VARIABLES, WITHOUT_MEANING
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 FOLDER = Path(__file__).parents[2] / "docs" / "train"
 SNIPPETS = {

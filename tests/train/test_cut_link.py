@@ -9,7 +9,7 @@ from support.patience import PATIENCE_SECONDS
 from taco_train.cluster.emulation.emulator import emulate
 from taco_train.cluster.emulation.fabric import Fabric
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 # A thread of each rank reduces all the time. Beside it, ranks of host 0 wait in a negotiation for
 # those of host 1, which submit once their link is cut. A line is one write: ranks share the pipe.

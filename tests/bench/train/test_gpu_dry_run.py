@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[3] / "bench" / "train" / "gpu.sh"
 

@@ -13,7 +13,7 @@ from support.forked_program import ForkedProgram
 from support.patience import PATIENCE_SECONDS, wait_until
 from taco_train.lightcc.launcher.main import main as horovodrun
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 # The first round waits for both workers, also on a busy machine.
 START = ["--start-timeout", str(PATIENCE_SECONDS)]
 # Ranks have equal batches, so that the result does not depend on their number.

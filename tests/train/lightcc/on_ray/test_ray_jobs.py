@@ -17,7 +17,7 @@ import pytest
 from support.ray_nodes import OTHER, ray_nodes
 from support.train_processes import RankPool
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 STEPS, KILLED_AT, WAITS_AT = 12, 5, 8
 
 
