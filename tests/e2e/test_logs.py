@@ -85,7 +85,6 @@ def test_start_and_stop_log_two_lines(tmp_path: Path, checkpoint: Path) -> None:
     [
         (["--host", "0.0.0.0"], True),
         (["--host", "0.0.0.0", "--api-key", "k"], False),
-        ([], False),
     ],
 )
 def test_a_public_server_without_keys_is_warned_about(
