@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -144,7 +146,7 @@ def unusual() -> None:
         assert metric.tolist() == [SIZE] * 3
 
 
-def test_process_sets_of_init_and_their_end() -> None:
+def test_process_sets_of_init_and_what_a_job_leaves() -> None:
     with RankPool(SIZE) as pool:
         pool.run(init_with_sets)
 
@@ -158,8 +160,16 @@ def init_with_sets() -> None:
     assert not hvd.is_initialized()
     hvd.init(process_sets=[one])
     assert one.included() == (hvd.rank() == 1)
+    tensor = torch.ones(1)
+    handle, left = hvd.allreduce_async(tensor, name=f"of {hvd.rank()}"), weakref.ref(tensor)
+    del tensor
     hvd.shutdown()
     assert one.process_set_id is None
+    # Tensors of handles without synchronize() are not kept: elastic jobs end many times.
+    with pytest.raises(ValueError, match="is unknown, or was synchronized"):
+        hvd.poll(handle)
+    gc.collect()
+    assert left() is None
 
 
 def test_wrong_optimizers_and_models(ranks: RankPool) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from taco_train.lightcc.horovod.exceptions import NotInitializedError
 from taco_train.lightcc.job import Job
 
 _jobs: list[Job] = []
 _numbers: dict[str, itertools.count[int]] = {}
+# What handles of the job stand for (torch/handles.py); these hold tensors.
+pending: dict[int, Any] = {}
 
 
 def current() -> Job:
@@ -32,7 +35,8 @@ def set_current(job: Job) -> None:
 
 
 def take_current() -> Job | None:
-    """The process's job, which it leaves; None: it has not joined one."""
+    """The process's job, which it leaves with all handles; None: it has not joined one."""
+    pending.clear()
     return _jobs.pop() if _jobs else None
 
 

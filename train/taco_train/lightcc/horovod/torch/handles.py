@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from taco_train.lightcc.engine import Work
-from taco_train.lightcc.horovod.state import current
+from taco_train.lightcc.horovod.state import current, pending
 
 _numbers = itertools.count(1)
-_pending: dict[int, _Pending] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class _Pending:
 def make_handle(works: Sequence[Work], finish: Callable[[list[Any]], Any]) -> int:
     """A handle of these works, whose outputs `finish` makes the result of."""
     handle = next(_numbers)
-    _pending[handle] = _Pending(works, finish)
+    pending[handle] = _Pending(works, finish)
     return handle
 
 
@@ -43,13 +42,14 @@ def synchronize(handle: int) -> Any:
         HorovodInternalError: the collective failed.
         ValueError: there is no such handle, or it was synchronized.
     """
-    pending = _of(handle)
-    del _pending[handle]
+    found = _of(handle)
+    del pending[handle]
     engine = current().engine
-    return pending.finish([engine.wait(work) for work in pending.works])
+    return found.finish([engine.wait(work) for work in found.works])
 
 
 def _of(handle: int) -> _Pending:
-    if handle not in _pending:
+    found: _Pending | None = pending.get(handle)
+    if found is None:
         raise ValueError(f"handle {handle} is unknown, or was synchronized")
-    return _pending[handle]
+    return found
