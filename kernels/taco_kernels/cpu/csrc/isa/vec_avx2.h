@@ -226,7 +226,7 @@ inline F32 interleave_low(F32 a, F32 b) {
 inline F32 interleave_high(F32 a, F32 b) {
     return interleave_low({a.high, a.high}, {b.high, b.high});
 }
-// Sixteen numbers that 4-bit codes stand for.
+// The sixteen numbers of 4-bit codes.
 struct Table16 {
     __m256 low, high;
 };
