@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from taco_train.collective.tuning import tune
 from taco_train.lightcc.negotiation.coordinator_server import HELLO
@@ -61,44 +62,37 @@ class RankLink:
     def submit(self, request: Request) -> None:
         """The rank is ready for this; from any thread."""
         with self._lock:
+            is_first = not self._unsent
             self._unsent.append(request)
-        self._wake()
+        if is_first:  # the thread sends those that follow with it
+            self._wake()
 
     def join(self) -> None:
         """The rank has no more data."""
-        self._set_flags(joined=True)
+        self._say(joined=True)
 
     def note_blocked(self) -> None:
         """A thread of the rank has waited for a result for a while."""
-        self._set_flags(blocked=True)
+        self._say(blocked=True)
 
     def fail(self, reason: str) -> None:
         """The rank cannot compute with others any more: all ranks get this as an error."""
-        with self._lock:
-            self._flags = replace(self._flags, failure=reason)
-        self._wake()
+        self._say(failure=reason)
 
     def close(self) -> None:
         """Tell the coordinator that the rank leaves, and end the thread; safe to repeat."""
         if self._is_closing:
             return
         self._is_closing = True
-        self._set_flags(leaving=True)
+        self._say(leaving=True)
         self._thread.join()
         for one in (self._connection, self._wake_read, self._wake_write):
             one.close()
 
-    def _set_flags(
-        self, *, joined: bool = False, blocked: bool = False, leaving: bool = False
-    ) -> None:
+    def _say(self, **fields: Any) -> None:
+        """Set fields of the next message."""
         with self._lock:
-            now = self._flags
-            self._flags = replace(
-                now,
-                joined=now.joined or joined,
-                blocked=now.blocked or blocked,
-                leaving=now.leaving or leaving,
-            )
+            self._flags = replace(self._flags, **fields)
         self._wake()
 
     def _wake(self) -> None:
@@ -152,10 +146,11 @@ class RankLink:
         with self._lock:
             requests, self._unsent = self._unsent, []
             flags, self._flags = self._flags, Ready()
+        numbers = [self._number_of.get(one) for one in requests]
         message = replace(
             flags,
-            ids=[self._number_of[one] for one in requests if one in self._number_of],
-            requests=[one for one in requests if one not in self._number_of],
+            ids=[number for number in numbers if number is not None],
+            requests=[one for one, number in zip(requests, numbers, strict=True) if number is None],
         )
         self._next_send = time.monotonic() + self._cycle_seconds
         self._connection.sendall(frame(message.encode()))
