@@ -26,11 +26,13 @@ class _Pending:
     """A name that some ranks wait for.
 
     Attributes:
+        example: the first rank's request.
+        since: when that came, in seconds.
         requests: by rank.
-        since: when the first rank submitted it, in seconds.
         was_reported: whether a stall warning has named it.
     """
 
+    example: Request
     since: float
     requests: dict[int, Request] = field(default_factory=dict)
     was_reported: bool = False
@@ -107,7 +109,9 @@ class Coordinator:
         if ready.blocked:
             self._blocked.add(rank)
         for request in requests:
-            pending = self._pending.setdefault(request.key, _Pending(now))
+            pending = self._pending.get(request.key)
+            if pending is None:
+                pending = self._pending[request.key] = _Pending(request, now)
             if rank in pending.requests:
                 raise ValueError(f"rank {rank} submitted {request.name} twice")
             pending.requests[rank] = request
@@ -174,15 +178,17 @@ class Coordinator:
         return self._process_sets.members(key[0])
 
     def _note_if_complete(self, key: Key) -> None:
-        waiting = self._pending[key].requests
-        if all(rank in waiting or rank in self._joined for rank in self._members(key)):
+        waiting, members = self._pending[key].requests, self._members(key)
+        if len(waiting) + len(self._joined) < len(members):
+            return
+        if all(rank in waiting or rank in self._joined for rank in members):
             self._complete[key] = None
 
     def _units(self, keys: list[Key]) -> Iterator[list[Key]]:
         """Keys that must run together; those of incomplete units wait for the others."""
         labelled: dict[str, list[Key]] = defaultdict(list)
         for key in keys:
-            example = self._example(key)
+            example = self._pending[key].example
             if not example.together:
                 yield [key]
                 continue
@@ -202,8 +208,9 @@ class Coordinator:
         open_buffers: dict[Request, tuple[list[Key], int]] = {}
         buffers: list[list[Key]] = []
         for unit in units:
-            signature = self._signature(unit)
-            size = sum(map(self._bytes, unit))
+            examples = [self._pending[key].example for key in unit]
+            signature = self._signature(examples[0])
+            size = sum(map(_bytes, examples))
             if signature is None:
                 buffers.append(unit)
                 continue
@@ -223,7 +230,7 @@ class Coordinator:
         self, unit: list[Key], signature: Request, size: int, now: float
     ) -> list[list[Key]] | None:
         """Planned buckets that are complete with this unit; None: it is in none."""
-        if self._planner is None or self._example(unit[0]).is_unnamed:
+        if self._planner is None or self._pending[unit[0]].example.is_unnamed:
             return None
         released = self._planner.add(Unit(tuple(unit), signature, size), now)
         return None if released is None else [_keys(one) for one in released]
@@ -234,9 +241,8 @@ class Coordinator:
         late = self._planner.release() if self._blocked else self._planner.overdue(now)
         return [_keys(one) for one in late]
 
-    def _signature(self, unit: list[Key]) -> Request | None:
-        """What requests must share to use one buffer; None: these use none with others."""
-        first = self._example(unit[0])
+    def _signature(self, first: Request) -> Request | None:
+        """What requests must share with this one to use a buffer; None: it shares none."""
         if self.fusion_bytes <= 0 or first.kind is not Kind.ALL_REDUCE or first.op == "adasum":
             return None
         return Request(
@@ -256,7 +262,7 @@ class Coordinator:
         all_numbered = not self._joined
         for key in keys:
             pending = self._take(key)
-            request = next(iter(pending.requests.values()))
+            request = pending.example
             error = self._error_of(key, pending)
             if error:
                 yield Batch(requests=[request], error=error)
@@ -285,9 +291,9 @@ class Coordinator:
 
     def _error_of(self, key: Key, pending: _Pending) -> str:
         """Why the requests of the ranks cannot run as one collective; "": they can."""
-        by_rank = dict(sorted(pending.requests.items()))
-        first = next(iter(by_rank.values()))
-        absent = [rank for rank in self._members(key) if rank not in by_rank]
+        by_rank, members = pending.requests, self._members(key)
+        first = by_rank[min(by_rank)]
+        absent = [rank for rank in members if rank not in by_rank]
         if absent and (first.kind not in _WITH_ZEROS or first.op not in ("", "sum", "average")):
             what = " ".join(filter(None, (first.kind, first.op)))
             return (
@@ -298,7 +304,6 @@ class Coordinator:
             return f"the root rank {first.root} has joined"
         if difference := _difference(by_rank):
             return difference
-        members = self._members(key)
         if first.kind is Kind.BROADCAST and first.root not in members:
             return f"the root rank {first.root} is not in the process set {list(members)}"
         if first.kind in (Kind.ADD_GROUP, Kind.REMOVE_GROUP):
@@ -315,11 +320,10 @@ class Coordinator:
             self._planner.forget(keys)
         for key in keys:
             pending = self._take(key)
-            request = next(iter(pending.requests.values()))
             stall = self._stall(pending, pending.since)
             missing = f"; missing ranks: {_list(stall.missing)}" if stall.missing else ""
             error = _difference(pending.requests) or f"{reason}{missing}"
-            batches.append(Batch(requests=[request], error=error))
+            batches.append(Batch(requests=[pending.example], error=error))
         self._complete = {key: None for key in self._complete if key in self._pending}
         return batches
 
@@ -330,21 +334,17 @@ class Coordinator:
         return pending
 
     def _stall(self, pending: _Pending, now: float) -> Stall:
-        example = next(iter(pending.requests.values()))
         ready = tuple(sorted(pending.requests))
         missing = tuple(
             rank
-            for rank in self._members(example.key)
+            for rank in self._members(pending.example.key)
             if rank not in pending.requests and rank not in self._joined
         )
-        return Stall(example.name, ready, missing, now - pending.since)
+        return Stall(pending.example.name, ready, missing, now - pending.since)
 
-    def _example(self, key: Key) -> Request:
-        return next(iter(self._pending[key].requests.values()))
 
-    def _bytes(self, key: Key) -> int:
-        example = self._example(key)
-        return example.num_elements * _ITEM_BYTES.get(example.dtype, 1)
+def _bytes(request: Request) -> int:
+    return request.num_elements * _ITEM_BYTES.get(request.dtype, 1)
 
 
 def _keys(units: Iterable[Unit]) -> list[Key]:
@@ -353,6 +353,9 @@ def _keys(units: Iterable[Unit]) -> list[Key]:
 
 def _difference(requests: dict[int, Request]) -> str:
     """In what the ranks' requests differ and must not, and what each rank sent; "": nothing."""
+    some = list(requests.values())
+    if some.count(some[0]) == len(some):  # in almost every step
+        return ""
     by_rank = dict(sorted(requests.items()))
     first, *others = by_rank.values()
     for other in others:
