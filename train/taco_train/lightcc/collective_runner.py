@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from taco_train.collective.communicator import Communicator
 from taco_train.lightcc.adasum import adasum
@@ -161,7 +162,7 @@ class CollectiveRunner:
         """See `_all_reduce`; the buffer is on `device`."""
         first = requests[0]
         tensors = [call.tensor for call in calls]
-        buffer = _buffer_of(tensors, device)
+        buffer = _buffer_of(calls, device)
         _scale(buffer, first.prescale)
         if first.op == "adasum":
             adasum(communicator, buffer, [tensor.numel() for tensor in tensors])
@@ -201,31 +202,46 @@ class CollectiveRunner:
             group.communicator.close()
 
 
-def _buffer_of(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The tensors one after the other, on a device; never one of the callers' tensors."""
-    if len(tensors) == 1:
-        return tensors[0].detach().to(device, copy=True).contiguous().view(-1)
-    count = sum(one.numel() for one in tensors)
-    buffer = torch.empty(count, dtype=tensors[0].dtype, device=device)
-    start = 0
-    for one in tensors:
-        buffer[start : start + one.numel()].copy_(one.detach().reshape(-1))
-        start += one.numel()
-    return buffer
+def _buffer_of(calls: Sequence[Call], device: torch.device) -> Tensor:
+    """The tensors one after the other, on a device.
+
+    It is a caller's tensor where that takes the result.
+    """
+    with torch.no_grad():
+        if len(calls) > 1:
+            return torch.cat([call.tensor.reshape(-1) for call in calls]).to(device)
+        (call,) = calls
+        tensor = call.tensor.detach()
+        takes_result = call.in_place and not tensor.is_inference()
+        if not (takes_result and tensor.is_contiguous() and tensor.device == device):
+            tensor = tensor.to(device, copy=True).contiguous()
+        return tensor.view(-1)
 
 
 def _split(buffer: Tensor, calls: Sequence[Call]) -> list[Tensor]:
-    outputs, start = [], 0
-    for call in calls:
+    """The results; in-place ones are in the callers' tensors."""
+    outputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    sources: list[Tensor] = []
+    for part, call in zip(
+        buffer.split([call.tensor.numel() for call in calls]), calls, strict=True
+    ):
         tensor = call.tensor
-        part = buffer[start : start + tensor.numel()].view(tensor.shape)
-        start += tensor.numel()
-        if call.in_place:
-            outputs.append(_write(tensor, part))
-        elif len(calls) == 1:
-            outputs.append(part.to(tensor.device))
+        part = part.view(tensor.shape)
+        if not call.in_place:  # a part that shares the buffer would keep all of it
+            outputs.append(part.to(tensor.device, copy=len(calls) > 1))
+            continue
+        outputs.append(tensor)
+        if tensor.is_inference():
+            _write(tensor, part)
+        elif part.data_ptr() == tensor.data_ptr():
+            increment_version(tensor)  # autograd has not seen the change
         else:
-            outputs.append(part.clone().to(tensor.device))
+            targets.append(tensor)
+            sources.append(part)
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
     return outputs
 
 
@@ -266,7 +282,7 @@ def _all_to_all(
 
 
 def _reduce_scatter(communicator: Communicator, request: Request, call: Call) -> Tensor:
-    buffer = _buffer_of([call.tensor], torch.device("cpu")).view(call.tensor.shape)
+    buffer = _buffer_of([call], torch.device("cpu")).view(call.tensor.shape)
     _scale(buffer, request.prescale)
     op = "sum" if request.op == "average" else request.op
     part = communicator.reduce_scatter(buffer, op)
