@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -27,24 +27,14 @@ class Work:
         input: what the runner needs beside the request: tensors, splits.
         output: what the runner made.
         error: why it failed.
+        is_done: whether it has ended.
     """
 
     request: Request
     input: Any = None
     output: Any = None
     error: BaseException | None = None
-    _done: threading.Event = field(default_factory=threading.Event)
-
-    def is_done(self) -> bool:
-        return self._done.is_set()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended within this time."""
-        return self._done.wait(seconds)
-
-    def end(self, error: BaseException | None = None) -> None:
-        self.error = error
-        self._done.set()
+    is_done: bool = False
 
 
 class Runner(Protocol):
@@ -94,6 +84,7 @@ class Engine:
         self._runner = runner
         self._timeline = timeline
         self._lock = threading.Lock()
+        self._ended = threading.Condition()  # one for all works: a batch has hundreds
         self._works: dict[tuple[int, str], Work] = {}
         self._join: Work | None = None
         self._failure: CollectiveError | None = None
@@ -138,7 +129,7 @@ class Engine:
         Raises:
             CollectiveError: it failed.
         """
-        while not work.wait(_BLOCKED_SECONDS):
+        while not self._has_ended(work, _BLOCKED_SECONDS):
             if self._works.get(work.request.key) is work:  # it does not run yet
                 self._link.note_blocked()
         if work.error is not None:
@@ -151,6 +142,20 @@ class Engine:
         self._batches.put(None)
         self._thread.join()
         self._fail(CollectiveError("the rank has shut down"))
+
+    def _has_ended(self, work: Work, seconds: float) -> bool:
+        """Whether it has, within this time."""
+        if work.is_done:
+            return True
+        with self._ended:
+            return self._ended.wait_for(lambda: work.is_done, seconds)
+
+    def _end(self, works: Iterable[Work], error: BaseException | None) -> None:
+        with self._ended:
+            for work in works:
+                work.error = error
+                work.is_done = True
+            self._ended.notify_all()
 
     def _on_lost(self, reason: str) -> None:
         self._batches.put(Batch(error=reason))
@@ -190,9 +195,7 @@ class Engine:
                 self._runner.abort(str(failure))
                 self._link.fail(str(failure))
                 self._fail(CollectiveError(str(failure)))
-        for work in works:
-            if work is not None:
-                work.end(error)
+        self._end((work for work in works if work is not None), error)
 
     def _fail(self, failure: CollectiveError) -> None:
         """End every pending work, and each later one: ranks cannot compute together any more."""
@@ -201,5 +204,4 @@ class Engine:
             works = [*self._works.values(), *([self._join] if self._join else [])]
             self._works.clear()
             self._join = None
-        for work in works:
-            work.end(failure)
+        self._end(works, failure)

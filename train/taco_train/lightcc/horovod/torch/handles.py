@@ -32,7 +32,7 @@ def poll(handle: int) -> bool:
     Raises:
         ValueError: there is no such handle, or it was synchronized.
     """
-    return all(work.is_done() for work in _of(handle).works)
+    return all(work.is_done for work in _of(handle).works)
 
 
 def synchronize(handle: int) -> Any:
