@@ -59,7 +59,6 @@ class Unsent:
     def __init__(self, residuals: Residuals) -> None:
         self._residuals = residuals
         self._bucket_of: dict[str, Bucket] = {}
-        self._kept: set[Bucket] = set()  # all buckets in `_bucket_of`
         self._parts: dict[str, list[_Part]] = {}
 
     def prepare(self, bucket: Bucket, buffer: Tensor, *, keeps: bool) -> None:
@@ -70,15 +69,16 @@ class Unsent:
             keeps: TopK follows: the bucket's own residual stays.
         """
         # In almost every step the buckets are those of the step before.
-        if not self._parts and (bucket in self._kept if keeps else not self._bucket_of):
-            return
+        if not self._parts:
+            is_same = self._bucket_of.get(bucket.names[0]) is bucket
+            if is_same if keeps else not self._bucket_of:
+                return
         for name in bucket.names:
             old = self._bucket_of.get(name)
             if old is not None and (old != bucket or not keeps):
                 self._dissolve(old)
         if keeps:
             self._bucket_of.update(dict.fromkeys(bucket.names, bucket))
-            self._kept.add(bucket)
         start = 0
         for name, size in zip(bucket.names, bucket.sizes, strict=True):
             for part in self._parts.pop(name, ()):
@@ -109,7 +109,6 @@ class Unsent:
         for key in state["residuals"]:
             bucket = Bucket.of(key)
             self._bucket_of.update(dict.fromkeys(bucket.names, bucket))
-        self._kept = set(self._bucket_of.values())
         self._parts = {
             name: [_Part(begin, values.clone()) for begin, values in parts]
             for name, parts in state["parts"].items()
@@ -117,7 +116,6 @@ class Unsent:
 
     def _dissolve(self, bucket: Bucket) -> None:
         """Divide the bucket's residual among its tensors."""
-        self._kept.discard(bucket)
         for name in bucket.names:
             self._bucket_of.pop(name, None)
         residual = self._residuals.pop(bucket.key)
