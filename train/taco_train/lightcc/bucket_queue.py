@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 
 import torch
@@ -14,15 +13,8 @@ from taco_train.collective.communicator import Communicator
 from taco_train.lightcc.collective_runner import Reducer
 from taco_train.lightcc.errors import CollectiveError
 
-
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    """Gradients that are reduced together, and whom to tell."""
-
-    buffer: Tensor
-    names: Sequence[str]
-    sizes: Sequence[int]
-    future: torch.futures.Future[Tensor]
+# The gradients' buffer, names and sizes, and whom to tell.
+_Bucket = tuple[Tensor, Sequence[str], Sequence[int], torch.futures.Future[Tensor]]
 
 
 class BucketQueue:
@@ -62,7 +54,7 @@ class BucketQueue:
             A future of `buffer`, or of a CollectiveError.
         """
         future: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._buckets.put(_Bucket(buffer, names, sizes, future))
+        self._buckets.put((buffer, names, sizes, future))
         return future
 
     def close(self) -> None:
@@ -73,16 +65,14 @@ class BucketQueue:
 
     def _serve(self) -> None:
         while (bucket := self._buckets.get()) is not None:
+            buffer, names, sizes, future = bucket
             try:
                 if self._failure is not None:
                     raise self._failure
-                buffer = bucket.buffer
-                self._reducer.all_reduce(
-                    self._communicator, buffer, "average", bucket.names, bucket.sizes
-                )
+                self._reducer.all_reduce(self._communicator, buffer, "average", names, sizes)
             except Exception as error:
                 self._communicator.abort(str(error))  # other ranks may wait for this one
                 self._failure = CollectiveError(str(error))
-                bucket.future.set_exception(self._failure)  # type: ignore[arg-type]
+                future.set_exception(self._failure)  # type: ignore[arg-type]
             else:
-                bucket.future.set_result(buffer)
+                future.set_result(buffer)

@@ -23,19 +23,28 @@ from taco_train.lightcc.bucket_reducer import BucketReducer
 from taco_train.lightcc.process_group import connect_process_group
 from taco_train.lightcc.settings import Settings, start_settings
 
+# DistributedDataParallel makes its buckets again once, after the first backward pass. To ask it for
+# hundreds of parameters in every pass takes a third of the hook's time.
+_NUM_CHECKS = 2
+
 _queues: list[BucketQueue] = []
 _reductions: list[tuple[BucketReducer, Communicator]] = []  # that of the queue
 # The number of each hooked model.
 _hooked: weakref.WeakKeyDictionary[DistributedDataParallel, int] = weakref.WeakKeyDictionary()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Parameters:
-    """The parameters of a bucket: their identities, names and numbers of elements."""
+    """The parameters of a bucket: their identities, names and numbers of elements.
+
+    Attributes:
+        num_checks: backward passes since the first one in which they were the same.
+    """
 
     ids: tuple[int, ...]
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    num_checks: int = 0
 
 
 @dataclass(slots=True)
@@ -49,30 +58,31 @@ class ModelHook:
 
     queue: BucketQueue
     names: Mapping[int, str]
-    # By index. DistributedDataParallel makes its buckets again after the first backward pass.
-    _known: dict[int, _Parameters] = field(default_factory=dict)
+    _known: dict[int, _Parameters] = field(default_factory=dict)  # by index
 
     def average(
         self,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
         """The future of the bucket's buffer, averaged over the ranks."""
-        parameters = self._parameters_of(bucket.index(), bucket.parameters())
-        average = self.queue.average(bucket.buffer(), parameters.names, parameters.sizes)
+        index = bucket.index()
+        found = self._known.get(index)
+        if found is None or found.num_checks < _NUM_CHECKS:
+            found = self._known[index] = self._check(found, bucket.parameters())
+        average = self.queue.average(bucket.buffer(), found.names, found.sizes)
         if bucket.is_last():
             # DDP would try to cast an error to a tensor. This raises it as it is, before DDP looks.
             with suppress(RuntimeError):  # no backward pass: a rank that is done, in model.join()
                 Variable._execution_engine.queue_callback(average.wait)  # type: ignore[arg-type]
         return average
 
-    def _parameters_of(self, index: int, parameters: Sequence[Tensor]) -> _Parameters:
+    def _check(self, known: _Parameters | None, parameters: Sequence[Tensor]) -> _Parameters:
         ids = tuple(map(id, parameters))
-        known = self._known.get(index)
-        if known is None or known.ids != ids:
-            names = tuple(self.names[one] for one in ids)
-            known = _Parameters(ids, names, tuple(one.numel() for one in parameters))
-            self._known[index] = known
-        return known
+        if known is not None and known.ids == ids:
+            known.num_checks += 1
+            return known
+        names = tuple(self.names[one] for one in ids)
+        return _Parameters(ids, names, tuple(one.numel() for one in parameters))
 
 
 def ddp_hook(model: DistributedDataParallel) -> None:
