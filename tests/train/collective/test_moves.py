@@ -97,6 +97,14 @@ def test_gathers_and_scatters_of_all_dtypes(
             pool.run(check_reduce_scatter, hosts, 13 * number % 29, dtype, op, intra_size)
 
 
+@pytest.mark.parametrize("hosts", ["aab", "abc"])
+def test_rows_around_the_bytes_that_travel_with_their_count(pool: RankPool, hosts: str) -> None:
+    most = 8192 // 12  # rows of three int32
+    for first in (0, most, most + 1):
+        splits = [[first, most, 5], [most + 1, 0, most], [1, first, 7]]
+        pool.run(check_all_to_all, hosts, splits)
+
+
 def mix_operations(hosts: str) -> None:
     """Slots of shared memory pass from one operation to the next, in whatever state."""
     if own_rank() >= len(hosts):

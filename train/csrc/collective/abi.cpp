@@ -79,7 +79,7 @@ struct MoveArguments {
     char *const *send_data, *const *receive_data;
     const uint64_t *send_bytes, *receive_bytes;
     uint64_t longest;
-    int32_t is_shared, padding;
+    int32_t is_shared, may_be_shorter;
 };
 
 std::vector<Part> parts(int count, const int32_t* ranks, char* const* data, const uint64_t* bytes) {
@@ -190,7 +190,7 @@ TACO_EXPORT int32_t taco_collective_move(Group* group, const MoveArguments* a, R
         move(*group, a->description,
              parts(a->num_sends, a->send_ranks, a->send_data, a->send_bytes),
              parts(a->num_receives, a->receive_ranks, a->receive_data, a->receive_bytes),
-             a->longest, a->is_shared);
+             a->longest, a->is_shared, a->may_be_shorter);
     });
 }
 

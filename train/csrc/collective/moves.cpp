@@ -94,11 +94,16 @@ void begin(Group& group, const Description& description) {
 
 }  // namespace
 
-Moves::Moves(Group& group, const std::vector<Part>& sends, const std::vector<Part>& receives)
-    : group_(group), pending_(static_cast<int>(sends.size() + receives.size())) {
+Moves::Moves(Group& group, const std::vector<Part>& sends, const std::vector<Part>& receives,
+             bool may_be_shorter)
+    : group_(group),
+      pending_(static_cast<int>(sends.size() + receives.size())),
+      lengths_(receives.size()) {
     std::vector<uint32_t> sent(group.size()), received(group.size());
-    for (const Part& part : receives) {
-        group.mesh.receive(part.rank, received[part.rank]++, part.data, part.bytes, &pending_);
+    for (size_t i = 0; i < receives.size(); ++i) {
+        const Part& part = receives[i];
+        group.mesh.receive(part.rank, received[part.rank]++, part.data, part.bytes, &pending_,
+                           may_be_shorter ? &lengths_[i] : nullptr);
     }
     for (const Part& part : sends) {
         group.mesh.send(part.rank, sent[part.rank]++, part.data, part.bytes, &pending_);
@@ -106,12 +111,12 @@ Moves::Moves(Group& group, const std::vector<Part>& sends, const std::vector<Par
 }
 
 void move(Group& group, const Description& description, const std::vector<Part>& sends,
-          const std::vector<Part>& receives, size_t longest, bool is_shared) {
+          const std::vector<Part>& receives, size_t longest, bool is_shared, bool may_be_shorter) {
     begin(group, description);
     if (group.stage && description.kind != Kind::exchange) {
-        return move_by_stage(group, sends, receives, longest, is_shared);
+        return move_by_stage(group, sends, receives, longest, is_shared, may_be_shorter);
     }
-    Moves work(group, sends, receives);
+    Moves work(group, sends, receives, may_be_shorter);
     group.run(work);
 }
 

@@ -36,7 +36,7 @@ private:
 class StageMoves : public Work {
 public:
     StageMoves(Group& group, const std::vector<Part>& sends, const std::vector<Part>& receives,
-               size_t longest, bool is_shared)
+               size_t longest, bool is_shared, bool may_be_shorter)
         : group_(group),
           stage_(*group.stage),
           is_shared_(is_shared),
@@ -46,7 +46,8 @@ public:
           first_(group.take_chunks(num_chunks_)),
           outgoing_(num_ranks()),
           incoming_(num_ranks()),
-          remote_(group, elsewhere(sends, outgoing_), elsewhere(receives, incoming_)) {}
+          remote_(group, elsewhere(sends, outgoing_), elsewhere(receives, incoming_),
+                  may_be_shorter) {}
 
     bool advance() override {
         bool moved = remote_.advance();
@@ -153,8 +154,8 @@ private:
 }  // namespace
 
 void move_by_stage(Group& group, const std::vector<Part>& sends, const std::vector<Part>& receives,
-                   size_t longest, bool is_shared) {
-    StageMoves work(group, sends, receives, longest, is_shared);
+                   size_t longest, bool is_shared, bool may_be_shorter) {
+    StageMoves work(group, sends, receives, longest, is_shared, may_be_shorter);
     group.run(work);
 }
 

@@ -127,7 +127,7 @@ class MoveArguments(ctypes.Structure):
         ("receive_bytes", ctypes.POINTER(U64)),
         ("longest", U64),
         ("is_shared", I32),
-        ("padding", I32),
+        ("may_be_shorter", I32),
     )
 
 

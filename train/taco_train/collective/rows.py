@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +20,26 @@ from taco_train.collective.handle import Handle
 from taco_train.collective.levels import Layout
 from taco_train.collective.library import TYPES, Description, Kind
 
+# Rows of so few bytes from a rank to another travel with their count: one time of waiting, not two.
+_EARLY_BYTES = 8 << 10
+_COUNT_BYTES = 4 * 8
 _HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What ranks say of the rows that they send.
+
+    Attributes:
+        rows: from each rank.
+        most, most_inside: that a rank sends to another; of this host, to one of it.
+        early: bytes from each rank, where they came with the count.
+    """
+
+    rows: list[int]
+    most: int
+    most_inside: int
+    early: list[Tensor]
 
 
 class RowMover:
@@ -46,7 +66,7 @@ class RowMover:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """See Communicator.all_gather."""
-        rows = self._exchange_counts(Kind.ALL_GATHER, tensor, [tensor.shape[0]] * self._size)[0]
+        rows = self._exchange_counts(Kind.ALL_GATHER, tensor, [tensor.shape[0]] * self._size).rows
         output = tensor.new_empty(sum(rows), *tensor.shape[1:])
         parts = output.split(rows)
         parts[self._rank].copy_(tensor)
@@ -70,19 +90,33 @@ class RowMover:
         return output
 
     def all_to_all(self, tensor: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See Communicator.all_to_all."""
-        received, longest = self._exchange_counts(Kind.ALL_TO_ALL, tensor, rows)
-        output = tensor.new_empty(sum(received), *tensor.shape[1:])
-        sources, targets = tensor.contiguous().split(list(rows)), output.split(received)
-        targets[self._rank].copy_(sources[self._rank])
+        """See Communicator.all_to_all.
+
+        Rows of few bytes travel with their count. Others follow, once all ranks know of them.
+        """
+        row_bytes = _row_elements(tensor) * tensor.element_size()
+        data = tensor.contiguous().view(-1).view(torch.uint8)
+        sources = data.split([count * row_bytes for count in rows])
+        counts = self._exchange_counts(Kind.ALL_TO_ALL, tensor, rows, sources)
+        parts = [*counts.early]
+        parts[self._rank] = sources[self._rank]
         others = self._others()
-        self.move(
-            Description(Kind.ALL_TO_ALL, TYPES[tensor.dtype]),
-            [(rank, sources[rank]) for rank in others],
-            [(rank, targets[rank]) for rank in others],
-            longest=longest * _row_elements(tensor) * tensor.element_size(),
-        )
-        return output, torch.tensor(received)
+        if counts.most * row_bytes <= _EARLY_BYTES:
+            output = torch.cat(parts)
+        else:
+            output = data.new_empty(sum(counts.rows) * row_bytes)
+            targets = output.split([count * row_bytes for count in counts.rows])
+            for rank, part in enumerate(parts):
+                if rank == self._rank or _is_early(targets[rank]):
+                    targets[rank].copy_(part)
+            self.move(
+                Description(Kind.ALL_TO_ALL, TYPES[tensor.dtype]),
+                [(rank, sources[rank]) for rank in others if not _is_early(sources[rank])],
+                [(rank, targets[rank]) for rank in others if not _is_early(targets[rank])],
+                longest=counts.most_inside * row_bytes,
+            )
+        shape = (sum(counts.rows), *tensor.shape[1:])
+        return output.view(tensor.dtype).view(shape), torch.tensor(counts.rows)
 
     def reduce_scatter(self, tensor: Tensor, reduction: int, *, averages: bool) -> Tensor:
         """See Communicator.reduce_scatter.
@@ -143,33 +177,54 @@ class RowMover:
         }
 
     def _exchange_counts(
-        self, kind: Kind, tensor: Tensor, rows: Sequence[int]
-    ) -> tuple[list[int], int]:
+        self, kind: Kind, tensor: Tensor, rows: Sequence[int], data: Sequence[Tensor] = ()
+    ) -> _Counts:
         """Sends every rank how many rows it gets from this one; checks that rows are alike.
 
-        Returns:
-            Rows from each rank, and the most that a rank of this host sends to another one of it.
+        Args:
+            data: bytes for each rank, which travel with its count where they are few.
         """
-        row = _row_elements(tensor)
-        most = max((rows[m] for m in self._members), default=0)
-        sent = torch.tensor([[count, row, most] for count in rows])
-        received = torch.empty(self._size, 3, dtype=torch.int64)
-        received[self._rank] = sent[self._rank]
-        others = self._others()
+        row, others = _row_elements(tensor), self._others()
+        most, inside = max(rows), max(rows[member] for member in self._members)
+        sent = torch.tensor([[count, row, most, inside] for count in rows]).view(torch.uint8)
+        room = _COUNT_BYTES + (_EARLY_BYTES if data else 0)
+        received = torch.empty(self._size, room, dtype=torch.uint8)
+        received[self._rank, :_COUNT_BYTES] = sent[self._rank]
         self.move(
             Description(kind, TYPES[tensor.dtype], wire=1),
-            [(rank, sent[rank]) for rank in others],
+            [
+                (
+                    rank,
+                    torch.cat((sent[rank], data[rank]))
+                    if data and _is_early(data[rank])
+                    else sent[rank],
+                )
+                for rank in others
+            ],
             [(rank, received[rank]) for rank in others],
-            longest=sent[0].nbytes,
+            longest=room,
+            may_be_shorter=True,
         )
-        for rank, (_, length, _) in enumerate(received.tolist()):
+        found = received[:, :_COUNT_BYTES].contiguous().view(torch.int64).tolist()
+        for rank, (_, length, _, _) in enumerate(found):
             if length != row:
                 self._handle.fail_mismatch(
                     rank,
                     f"ranks disagree: rows have {length} elements on {self._handle.name_of(rank)}, "
                     f"{row} on {self._handle.name_of(self._rank)}",
                 )
-        return received[:, 0].tolist(), int(received[list(self._members), 2].max())
+        row_bytes = row * tensor.element_size()
+        return _Counts(
+            [count for count, *_ in found],
+            max(one[2] for one in found),
+            max(found[member][3] for member in self._members),
+            [
+                message[_COUNT_BYTES : _COUNT_BYTES + count * row_bytes]
+                for message, (count, *_) in zip(received, found, strict=True)
+            ]
+            if data
+            else [],
+        )
 
     def move(
         self,
@@ -179,6 +234,7 @@ class RowMover:
         *,
         longest: int = 0,
         is_shared: bool = False,
+        may_be_shorter: bool = False,
     ) -> None:
         """Sends and receives buffers: all progress together.
 
@@ -186,6 +242,7 @@ class RowMover:
             longest: bytes of the longest stream between two ranks of this host, the same on all
                 its ranks.
             is_shared: all other ranks of this host get what this rank sends to itself.
+            may_be_shorter: what comes may be shorter than the buffers for it.
         """
         sent, got = Parts.of(sends), Parts.of(receives, is_written=True)
         arguments = library.MoveArguments(
@@ -194,7 +251,7 @@ class RowMover:
             *(sent.rank_array, got.rank_array),
             *(sent.data_array, got.data_array),
             *(sent.bytes_array, got.bytes_array),
-            *(longest, is_shared),
+            *(longest, is_shared, may_be_shorter),
         )
         self._handle.call("move", ctypes.byref(arguments))
 
@@ -209,6 +266,10 @@ class RowMover:
     def _others(self) -> list[int]:
         """The other ranks, the next one first: no rank is the first that all send to."""
         return [(self._rank + i) % self._size for i in range(1, self._size)]
+
+
+def _is_early(rows: Tensor) -> bool:
+    return rows.nbytes <= _EARLY_BYTES
 
 
 def _row_elements(tensor: Tensor) -> int:
