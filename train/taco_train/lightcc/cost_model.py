@@ -159,16 +159,16 @@ def predict(plan: Plan, num_bytes: int, costs: Costs, settings: Settings) -> flo
 def _two_level_seconds(chosen: Format, num_bytes: int, costs: Costs, settings: Settings) -> float:
     others = costs.num_hosts - 1
     shard = num_bytes / costs.ranks_per_host
-    if chosen is Format.TOP_K:  # what is selected is known when the host's sum is complete
+    if chosen is Format.TOP_K:
         sent = others * _top_k_bytes(num_bytes, settings)
         between = costs.hosts.seconds(sent) + costs.top_k.seconds(shard)
-        return costs.memory.seconds(num_bytes) + between
-    share, convert = (1.0, 0.0) if chosen is Format.DENSE else (0.5, costs.convert_per_byte)
-    if num_bytes <= _ONE_MESSAGE_BYTES:
-        between = costs.hosts.seconds(others * num_bytes * share)
     else:
-        between = 2 * costs.hosts.seconds(others / costs.num_hosts * num_bytes * share)
-    between += convert * shard
+        share, convert = (1.0, 0.0) if chosen is Format.DENSE else (0.5, costs.convert_per_byte)
+        if num_bytes <= _ONE_MESSAGE_BYTES:
+            between = costs.hosts.seconds(others * num_bytes * share)
+        else:
+            between = 2 * costs.hosts.seconds(others / costs.num_hosts * num_bytes * share)
+        between += convert * shard
     return costs.memory.latency + _overlapped(costs.memory.per_byte * num_bytes, between, num_bytes)
 
 
