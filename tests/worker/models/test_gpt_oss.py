@@ -167,7 +167,6 @@ def test_other_quantized_checkpoints_are_refused_in_one_line(
     tmp_path: Path, method: object
 ) -> None:
     path = VARIANT.make(tmp_path / "model", quantization_config={"quant_method": method})
-    with pytest.raises(
-        ValueError, match=rf"\Athe checkpoint is quantized \({re.escape(str(method))}\)[^\n]+\Z"
-    ):
+    message = f"{path}/config.json: the checkpoint is quantized ({method})"
+    with pytest.raises(ValueError, match=rf"\A{re.escape(message)}[^\n]+\Z"):
         load_hf_config(path)
