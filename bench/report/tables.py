@@ -21,6 +21,7 @@ from bench.report.highlights import highlights_table
 from bench.report.quality import formats_quality_table, int8_choices_table, perplexity_table
 from bench.report.speculation import speculation_table
 from bench.report.train import TABLES as TRAIN_TABLES
+from bench.report.train import wrapped
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -199,7 +200,8 @@ def peers_table(results: Path) -> Iterator[str]:
             shape = record["figures"]["workloads"][verdict.workload]["shape"]
             yield _peers_row(verdict, shape, number)
     yield ""
-    yield from (f"{number}. {_run_note(record)}" for number, record in enumerate(records, 1))
+    for number, record in enumerate(records, 1):
+        yield from wrapped(f"{number}. ", _run_note(record))
 
 
 def roofline_table(results: Path) -> Iterator[str]:

@@ -33,15 +33,16 @@ def _recorded(
         yield from lines(record["figures"])
         yield ""
         for note in (*notes(record["figures"]), _origin(record)):
-            yield from _wrapped(f"- {note}")
+            yield from wrapped("- ", note)
 
     return table
 
 
-def _wrapped(note: str) -> Iterator[str]:
-    """The lines of an item of a list; commands stay whole."""
-    kept = re.sub("`[^`]*`", lambda command: command[0].replace(" ", "\0"), note)
-    for line in textwrap.wrap(kept, 120, subsequent_indent="  ", break_on_hyphens=False):
+def wrapped(mark: str, note: str) -> Iterator[str]:
+    """The lines of an item of a list that begins with `mark`; commands stay whole."""
+    kept = re.sub("`[^`]*`", lambda command: command[0].replace(" ", "\0"), f"{mark}{note}")
+    indent = " " * len(mark)
+    for line in textwrap.wrap(kept, 120, subsequent_indent=indent, break_on_hyphens=False):
         yield line.replace("\0", " ")
 
 
