@@ -64,7 +64,8 @@ def test_completions_of_the_real_service(
     results = json.loads(document.read_text())
     assert results["settings"]["model"] == "demo"
     assert [run["total_output_tokens"] for run in results["runs"]] == [30, 30]
-    assert all(run["median_ttft_ms"] < run["median_e2el_ms"] for run in results["runs"])
+    # Equal where a busy machine hands the client a whole answer in one read.
+    assert all(0 < run["median_ttft_ms"] <= run["median_e2el_ms"] for run in results["runs"])
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
