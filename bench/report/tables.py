@@ -21,7 +21,7 @@ from bench.report.highlights import highlights_table
 from bench.report.quality import formats_quality_table, int8_choices_table, perplexity_table
 from bench.report.speculation import speculation_table
 from bench.report.train import TABLES as TRAIN_TABLES
-from bench.report.train import wrapped
+from bench.report.wrapping import wrapped
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"

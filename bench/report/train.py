@@ -1,13 +1,12 @@
 """Makes the tables of docs/train/figures.md from bench/results/train_*.json."""
 
 import json
-import re
 import statistics
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.report.wrapping import wrapped
 from bench.train.figures import COLUMNS, POWER_SGD, TOP_K, rows, seconds_to
 
 Record = dict[str, Any]
@@ -36,14 +35,6 @@ def _recorded(
             yield from wrapped("- ", note)
 
     return table
-
-
-def wrapped(mark: str, note: str) -> Iterator[str]:
-    """The lines of an item of a list that begins with `mark`; commands stay whole."""
-    kept = re.sub("`[^`]*`", lambda command: command[0].replace(" ", "\0"), f"{mark}{note}")
-    indent = " " * len(mark)
-    for line in textwrap.wrap(kept, 120, subsequent_indent=indent, break_on_hyphens=False):
-        yield line.replace("\0", " ")
 
 
 def _synthetic(figures: Record) -> Iterator[str]:
