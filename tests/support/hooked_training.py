@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from support.train_processes import RankPool
+from taco_train.lightcc.errors import CollectiveError
 
 HOSTS = ("a", "a", "b", "b")
 
@@ -59,6 +62,20 @@ def assert_as_one_process(results: Sequence[Sequence[Tensor]], *widths: int) -> 
         for one, first, alone in zip(result, results[0], expected, strict=True):
             assert torch.equal(one, first)
             torch.testing.assert_close(one, alone, rtol=1e-4, atol=1e-5)
+
+
+def lose_this_rank() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def assert_the_lost_rank_is_named(lose_rank_1: Callable[[], None]) -> None:
+    """In two ranks of which the second is killed, the first one's backward pass says so."""
+    with gloo_ranks(["a", "b"]) as pool:
+        pool.start(lose_rank_1)
+        left, lost = pool.finish()
+    assert lost.exit_code == -signal.SIGKILL
+    assert isinstance(left.error, CollectiveError), left
+    assert str(left.error).startswith("rank 1 is gone")
 
 
 def _batch(rank: int, step: int) -> Tensor:

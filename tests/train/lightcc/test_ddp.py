@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,11 +10,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from support.hooked_training import assert_as_one_process, gloo_ranks, make_model, train
+from support.hooked_training import (
+    assert_as_one_process,
+    assert_the_lost_rank_is_named,
+    gloo_ranks,
+    lose_this_rank,
+    make_model,
+    train,
+)
 from support.train_processes import RankPool
 from taco_train.cluster.store import RendezvousError
 from taco_train.lightcc.ddp import ddp_hook
-from taco_train.lightcc.errors import CollectiveError
 from taco_train.lightcc.process_group import connect_process_group
 from taco_train.lightcc.settings import Settings
 
@@ -63,19 +67,14 @@ def train_unevenly() -> float:
 
 
 def test_a_lost_rank_is_an_error_of_the_backward_pass() -> None:
-    with gloo_ranks(["a", "b"]) as pool:
-        pool.start(lose_a_rank)
-        left, lost = pool.finish()
-    assert lost.exit_code == -signal.SIGKILL
-    assert isinstance(left.error, CollectiveError), left
-    assert str(left.error).startswith("rank 1 is gone")
+    assert_the_lost_rank_is_named(lose_a_rank)
 
 
 def lose_a_rank() -> None:
     model = DistributedDataParallel(make_model(4))
     ddp_hook(model)
     if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        lose_this_rank()
     train(model, [0])
 
 

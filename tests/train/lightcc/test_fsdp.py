@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +10,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from support.hooked_training import assert_as_one_process, gloo_ranks, make_model, train
+from support.hooked_training import (
+    assert_as_one_process,
+    assert_the_lost_rank_is_named,
+    gloo_ranks,
+    lose_this_rank,
+    make_model,
+    train,
+)
 from support.train_processes import RankPool
-from taco_train.lightcc.errors import CollectiveError
 from taco_train.lightcc.fsdp import fsdp_hook
 
 WIDTHS = 301, 300
@@ -41,12 +45,7 @@ def train_sharded() -> list[Tensor]:
 
 
 def test_a_lost_rank_is_an_error_of_the_backward_pass() -> None:
-    with gloo_ranks(["a", "b"]) as pool:
-        pool.start(lose_a_rank)
-        left, lost = pool.finish()
-    assert lost.exit_code == -signal.SIGKILL
-    assert isinstance(left.error, CollectiveError), left
-    assert str(left.error).startswith("rank 1 is gone")
+    assert_the_lost_rank_is_named(lose_a_rank)
 
 
 def lose_a_rank() -> None:
@@ -55,7 +54,7 @@ def lose_a_rank() -> None:
     fully_shard(model, mesh=mesh["intra"])
     fsdp_hook(model, mesh["inter"])
     if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        lose_this_rank()
     train(model, [0])
 
 
