@@ -155,6 +155,22 @@ def test_a_name_is_pending_once() -> None:
             some[0].submit(request("a"), 1.0)
 
 
+def test_a_group_with_a_pending_name_submits_nothing() -> None:
+    with engines(2) as some:
+        pending = some[0].submit(request("x.1"), 1.0)
+        with pytest.raises(DuplicateNameError, match=r"'x.1' is submitted again before"):
+            some[0].submit_all([(request("x.0"), 1.0), (request("x.1"), 2.0)])
+        with pytest.raises(DuplicateNameError, match=r"'x.2' is submitted again before"):
+            some[0].submit_all([(request("x.2"), 1.0), (request("x.2"), 2.0)])
+
+        def run(rank: int, engine: Engine) -> list[float]:
+            works = engine.submit_all([(request("x.0"), 3.0), (request("x.2"), 4.0)])
+            works.append(engine.submit(request("x.1"), 1.0) if rank else pending)
+            return [engine.wait(work) for work in works]
+
+        assert on_every_rank(some, run) == [[6.0, 8.0, 2.0]] * 2
+
+
 def test_names_that_differ_do_not_hang() -> None:
     with engines(2) as some:
 

@@ -100,19 +100,32 @@ class Engine:
             DuplicateNameError: the rank has a pending collective of this name.
             CollectiveError: the job has failed.
         """
-        work = Work(request, values)
+        return self.submit_all([(request, values)])[0]
+
+    def submit_all(self, calls: Sequence[tuple[Request, Any]]) -> list[Work]:
+        """Submit several collectives, each with its input: all of them, or none where one is wrong.
+
+        Raises:
+            DuplicateNameError: a name is that of a pending collective of the rank, or occurs twice.
+            CollectiveError: the job has failed.
+        """
+        works: dict[tuple[int, str], Work] = {}
         with self._lock:
             if self._failure:
                 raise CollectiveError(str(self._failure))
-            if request.key in self._works:
-                raise DuplicateNameError(
-                    f"{request.name!r} is submitted again before its first {request.kind} has "
-                    "ended: names must be unique among pending collectives"
-                )
-            self._works[request.key] = work
-        self._timeline.begin_wait(request.name)
-        self._link.submit(request)
-        return work
+            for request, values in calls:
+                key = request.key
+                if key in self._works or key in works:
+                    raise DuplicateNameError(
+                        f"{request.name!r} is submitted again before its first {request.kind} has "
+                        "ended: names must be unique among pending collectives"
+                    )
+                works[key] = Work(request, values)
+            self._works.update(works)
+        for request, _ in calls:
+            self._timeline.begin_wait(request.name)
+            self._link.submit(request)
+        return list(works.values())
 
     def join(self, request: Request) -> Work:
         """The rank has no more data: its work ends when all ranks have joined."""

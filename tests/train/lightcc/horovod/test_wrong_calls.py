@@ -127,6 +127,13 @@ def call_wrongly() -> None:
     if hvd.rank() == 1:
         with pytest.raises(ValueError, match="complex64"):
             hvd.allreduce(group[1])
+        pending = hvd.allreduce_async(torch.ones(1), name="g.1")
+        with pytest.raises(ValueError, match=r"'allreduce.g.1' is submitted again"):
+            hvd.grouped_allreduce([torch.ones(1)] * 2, name="g")
+    hvd.barrier()
+    if hvd.rank() == 0:
+        pending = hvd.allreduce_async(torch.ones(1), name="g.1")
+    assert hvd.synchronize(pending) == 1
     assert hvd.grouped_allreduce([torch.ones(1)] * 2, name="g") == [1, 1]
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == SIZE
 

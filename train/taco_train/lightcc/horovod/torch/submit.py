@@ -85,10 +85,8 @@ def submit(
             f"{longest[:40]}…: the name has {len(longest)} characters; {MAX_NAME} are possible"
         )
     engine = current().engine
-    return [
-        engine.submit(request, Call(tensor, in_place, splits, mark(tensor)))
-        for request, tensor in zip(requests, tensors, strict=True)
-    ]
+    calls = [Call(tensor, in_place, splits, mark(tensor)) for tensor in tensors]
+    return engine.submit_all(list(zip(requests, calls, strict=True)))
 
 
 def check_tensor(kind: Kind, tensor: Tensor, name: str | None, *, in_place: bool = False) -> None:
