@@ -15,7 +15,7 @@ import torch
 
 from taco_train.collective.communicator import Communicator
 from taco_train.collective.levels import Layout, make_layout
-from taco_train.collective.library import TYPES, load
+from taco_train.collective.library import POINTER, REDUCTIONS, TYPES, load
 from taco_train.lightcc.cost_cache import CostCache, from_dict
 from taco_train.lightcc.cost_model import Costs, Line
 
@@ -27,6 +27,9 @@ _NUM_SMALL, _NUM_LARGE = 8, 2
 _NUM_CHECKS, _TOLERANCE = 3, 1.25
 _CONVERTED_BYTES = 1 << 20
 _VALUES_PER_SELECTED = 100  # TopK's default ratio
+
+# Given bytes, makes the buffers of a step, and returns what runs it: only that is timed.
+Step = Callable[[int], Callable[[], None]]
 
 
 def measure(communicator: Communicator, cache: CostCache) -> Costs:
@@ -82,58 +85,66 @@ def _still_holds(
     enough = max(_LARGE_SECONDS, _LATENCIES * line.latency)
     wanted = (enough - line.latency) / line.per_byte if line.per_byte else _MAX_BYTES
     size = int(min(max(wanted, _FIRST_BYTES), _MAX_BYTES))
+    run = step(size)
     for _ in range(_NUM_CHECKS):
-        seconds = _seconds(communicator, partial(step, size), 1)
+        seconds = _seconds(communicator, run, 1)
         if line.seconds(size) / _TOLERANCE < seconds < line.seconds(size) * _TOLERANCE:
             return True
     return False
 
 
 def _measure(communicator: Communicator, layout: Layout) -> Costs:
-    memory = _line(communicator, lambda num_bytes: communicator.sum_inside(_buffer(num_bytes)))
     ring = hosts = Line(0.0, 0.0)
     if len(layout.domains) > 1:
-        ring = _ring(communicator, layout.domains)
+        ring = _line(communicator, _ring_step(communicator, layout.domains))
         hosts = _line(communicator, _hosts_step(communicator, layout.domains))
     return Costs(
         num_hosts=len(layout.domains),
         ranks_per_host=layout.num_shards,
         ring=ring,
         hosts=hosts,
-        memory=memory,
+        memory=_line(communicator, _memory_step(communicator)),
         convert_per_byte=_convert_per_byte(communicator),
         top_k=_top_k(communicator),
     )
 
 
-def _ring(communicator: Communicator, domains: Sequence[tuple[int, ...]]) -> Line:
+def _memory_step(communicator: Communicator) -> Step:
+    """An all-reduce in a host's shared memory."""
+
+    def prepare(num_bytes: int) -> Callable[[], None]:
+        return partial(communicator.sum_inside, _buffer(num_bytes))
+
+    return prepare
+
+
+def _ring_step(communicator: Communicator, domains: Sequence[tuple[int, ...]]) -> Step:
     """A step of the flat ring."""
     order = [rank for domain in domains for rank in domain]
     place = order.index(communicator.rank)
     before, after = order[place - 1], order[(place + 1) % len(order)]
 
-    def step(num_bytes: int) -> None:
-        communicator.exchange([(after, _buffer(num_bytes))], [(before, _buffer(num_bytes))])
+    def prepare(num_bytes: int) -> Callable[[], None]:
+        sends, receives = [(after, _buffer(num_bytes))], [(before, _buffer(num_bytes))]
+        return partial(communicator.exchange, sends, receives)
 
-    return _line(communicator, step)
+    return prepare
 
 
-def _hosts_step(
-    communicator: Communicator, domains: Sequence[tuple[int, ...]]
-) -> Callable[[int], None]:
+def _hosts_step(communicator: Communicator, domains: Sequence[tuple[int, ...]]) -> Step:
     """An exchange of shards between hosts; bytes are those that leave a host."""
     num_shards = min(map(len, domains))
     index = next(one.index(communicator.rank) for one in domains if communicator.rank in one)
     peers = [domain[index] for domain in domains] if index < num_shards else []
     others = [rank for rank in peers if rank != communicator.rank]
 
-    def step(num_bytes: int) -> None:
+    def prepare(num_bytes: int) -> Callable[[], None]:
         part = max(num_bytes // (num_shards * (len(domains) - 1)), 1)
-        communicator.exchange(
-            [(rank, _buffer(part)) for rank in others], [(rank, _buffer(part)) for rank in others]
-        )
+        sends = [(rank, _buffer(part)) for rank in others]
+        receives = [(rank, _buffer(part)) for rank in others]
+        return partial(communicator.exchange, sends, receives)
 
-    return step
+    return prepare
 
 
 def _convert_per_byte(communicator: Communicator) -> float:
@@ -150,28 +161,32 @@ def _convert_per_byte(communicator: Communicator) -> float:
 
 
 def _top_k(communicator: Communicator) -> Line:
-    """Selection and encoding; what decoding adds is little at such ratios."""
+    """What an owner does beside sums in memory; what decoding adds is little at such ratios."""
+    library, generator = load(), torch.Generator().manual_seed(communicator.rank)
+    float32, add = TYPES[torch.float32], REDUCTIONS["sum"]
 
-    def encode(num_bytes: int) -> None:
-        count, library = max(num_bytes // 4, 1), load()
+    def seconds(num_bytes: int) -> float:
+        count = num_bytes // 4
+        residual, values = torch.randn(2, count, generator=generator)
         selected = max(count // _VALUES_PER_SELECTED, 1)
-        encoded = torch.empty(
-            library.taco_collective_encoded_capacity(count, selected, 0), dtype=torch.uint8
-        )
-        library.taco_collective_encode(
-            values.data_ptr(), None, count, selected, 0, encoded.data_ptr()
-        )
+        capacity = library.taco_collective_encoded_capacity(count, selected, 0)
+        encoded = torch.zeros(capacity, dtype=torch.uint8)
+        kept, added, message = (one.data_ptr() for one in (residual, values, encoded))
+        inputs = (POINTER * 2)(kept, added)
 
-    generator = torch.Generator().manual_seed(communicator.rank)
-    values = torch.randn(_CONVERTED_BYTES // 4, generator=generator)
-    latency = _seconds(communicator, lambda: encode(_SMALL_BYTES), _NUM_SMALL)
-    seconds = _seconds(communicator, lambda: encode(_CONVERTED_BYTES), _NUM_SMALL)
-    return Line(latency, max(seconds - latency, 0.0) / _CONVERTED_BYTES)
+        def run() -> None:
+            library.taco_collective_reduce(float32, add, kept, inputs, 2, count, 0, None)
+            library.taco_collective_encode(kept, None, count, selected, 0, message)
+
+        return _seconds(communicator, run, _NUM_SMALL)
+
+    latency = seconds(_SMALL_BYTES)
+    return Line(latency, max(seconds(_CONVERTED_BYTES) - latency, 0.0) / _CONVERTED_BYTES)
 
 
-def _line(communicator: Communicator, step: Callable[[int], None]) -> Line:
+def _line(communicator: Communicator, step: Step) -> Line:
     def seconds(num_bytes: int, repeats: int) -> float:
-        return _seconds(communicator, lambda: step(num_bytes), repeats)
+        return _seconds(communicator, step(num_bytes), repeats)
 
     latency = seconds(_SMALL_BYTES, _NUM_SMALL)
     enough = max(_LARGE_SECONDS, _LATENCIES * latency)
@@ -195,4 +210,5 @@ def _seconds(communicator: Communicator, call: Callable[[], None], repeats: int)
 
 
 def _buffer(num_bytes: int) -> torch.Tensor:
+    """Memory that is written already: the system maps pages on the first write."""
     return torch.zeros(max(num_bytes // 4, 1))
