@@ -13,10 +13,8 @@ from taco_train.lightcc.settings import Settings
 
 # A way that rounds or delays gradients must be faster than an exact one by this factor.
 _LOSSY_GAIN = 1.03
-# Between hosts, buffers up to this size travel in one message; larger ones in chunks of the other
-# size (csrc/collective/all_reduce.cpp).
+# Between hosts, buffers up to this size travel in one message (csrc/collective/all_reduce.cpp).
 _ONE_MESSAGE_BYTES = 16 << 10
-_CHUNK_BYTES = 512 << 10
 _INDEX_BYTES = 1.0  # of a value that TopK sends: gaps between indices are coded
 
 
@@ -77,7 +75,7 @@ class Costs:
         memory: an all-reduce in a host's shared memory, by bytes of the buffer.
         convert_per_byte: seconds for each byte of float32 that is made float16 and float32 again,
             while all ranks of the host convert; bfloat16 takes no longer.
-        top_k: TopK's selection, encoding and decoding, by bytes of a rank's shard.
+        top_k: adding to TopK's residual, selection and encoding, by bytes of a rank's shard.
     """
 
     num_hosts: int
@@ -157,6 +155,11 @@ def predict(plan: Plan, num_bytes: int, costs: Costs, settings: Settings) -> flo
 
 
 def _two_level_seconds(chosen: Format, num_bytes: int, costs: Costs, settings: Settings) -> float:
+    """The sum of both stages: one thread of a rank moves the bytes of both.
+
+    Chunks of dense sums overlap while a rank waits for the link, but then memory takes little of
+    the time. TopK selects when the sum of its host is complete.
+    """
     others = costs.num_hosts - 1
     shard = num_bytes / costs.ranks_per_host
     if chosen is Format.TOP_K:
@@ -169,18 +172,13 @@ def _two_level_seconds(chosen: Format, num_bytes: int, costs: Costs, settings: S
         else:
             between = 2 * costs.hosts.seconds(others / costs.num_hosts * num_bytes * share)
         between += convert * shard
-    return costs.memory.latency + _overlapped(costs.memory.per_byte * num_bytes, between, num_bytes)
+    return costs.memory.seconds(num_bytes) + between
 
 
 def _top_k_bytes(num_bytes: float, settings: Settings) -> float:
     """Bytes that TopK makes of a float32 buffer."""
     value_bytes = _INDEX_BYTES + (2 if settings.top_k_fp16 else 4)
     return settings.top_k_ratio * num_bytes / 4 * value_bytes
-
-
-def _overlapped(first: float, second: float, num_bytes: int) -> float:
-    """Two stages through which chunks flow: the slower one, and a chunk of the other."""
-    return max(first, second) + min(first, second) * min(1.0, _CHUNK_BYTES / max(num_bytes, 1))
 
 
 @dataclass(frozen=True, slots=True)
