@@ -77,6 +77,12 @@ def judge(seconds: Mapping[str, Sequence[float]], choice: str) -> dict[str, Any]
     }
 
 
+def rotated(names: Sequence[str], by: int) -> list[str]:
+    """The names from another one on: what runs before one leaves caches and links warm or busy."""
+    first = by % len(names)
+    return [*names[first:], *names[:first]]
+
+
 class _Collect(logging.Handler):
     """Appends messages to a list."""
 
@@ -130,7 +136,7 @@ def _measure(args: argparse.Namespace) -> None:
         reducers[AUTO] = BucketReducer(Settings(compression="auto", top_k_min_bytes=0))
         times: dict[str, list[float]] = {name: [] for name in reducers}
         for number in range(args.rounds + 1):  # the first round warms up
-            for name in reducers:
+            for name in rotated(list(reducers), number):
                 took = seconds(name)
                 if number:
                     times[name].append(took)
@@ -139,7 +145,7 @@ def _measure(args: argparse.Namespace) -> None:
         if placement.rank == 0:
             choice = next(text for text in logs if "predicted" in text)
             links[link] = judge(times, choice.split(": ")[1].split(" (")[0])
-            links[link]["predicted"] = choice
+            links[link] |= {"measured": logs[0].removeprefix("measured: "), "predicted": choice}
             driver.show(line(link, links[link]))
     driver.report(links)
     world.barrier()
