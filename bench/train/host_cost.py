@@ -3,8 +3,8 @@
     python -m bench.train.host_cost [--steps 20] [--save]
 
 DDP: ResNet-50 with buckets of 25 MB on two emulated hosts. A bucket's cost is the CPU time of the
-hook in the thread of the backward pass, and that of the thread that reduces less what it spends
-inside the C++ all-reduce. A step's share is that of all buckets in the CPU time of the rank.
+hook and its wait at the end in the thread of the backward pass, and that of the thread that reduces
+less what it spends inside the C++ all-reduce. A step's share is that of all buckets in the CPU time of the rank.
 
 Horovod: all gradients of ResNet-50 as tensors of 1 KiB. A tensor's cost is the CPU time of all
 threads of the rank, negotiation and fusion included, less that inside the C++ all-reduce.
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from bench.train.tasks import TASKS
 from bench.train.trainer import Trainer
 from taco_train.cluster.emulation.fabric import Fabric
 from taco_train.collective.communicator import Communicator
+from taco_train.lightcc.bucket_queue import BucketQueue
 from taco_train.lightcc.horovod import torch as hvd
 
 _TENSOR_BYTES = 1024
@@ -89,24 +91,20 @@ def _ddp(inside: _Inside, steps: int) -> dict[str, Any]:
     task = TASKS["resnet50"]
     trainer = Trainer(lambda: task.make(0), lambda made: torch.optim.SGD(made.parameters(), lr=0.0))
     batch = task.batch(task.batch_size, task.size)
-    average, hook_seconds = trainer.arms.average, [0.0]
-
-    def timed(bucket: Any) -> Any:
-        begun = time.thread_time()
-        future = average(bucket)
-        hook_seconds.append(time.thread_time() - begun)
-        return future
-
-    trainer.arms.average = timed  # type: ignore[method-assign]
+    hook_seconds: list[float] = []
+    wait_seconds: list[float] = []
+    trainer.arms.average = _timed(trainer.arms.average, hook_seconds)  # type: ignore[method-assign]
+    BucketQueue.wait = _timed(BucketQueue.wait, wait_seconds)  # type: ignore[method-assign]
     trainer.warm_up(list(SETTINGS), batch, 1)
     figures: dict[str, Any] = {}
     for name in SETTINGS:
         costs, shares = [], []
         for _ in range(steps):
             hook_seconds.clear()
+            wait_seconds.clear()
             outside, begun = inside.outside(), time.process_time()
             trainer.timed(name, batch, 1)
-            cost = sum(hook_seconds) + inside.outside() - outside
+            cost = sum(hook_seconds) + sum(wait_seconds) + inside.outside() - outside
             costs.append(1e6 * cost / len(hook_seconds))
             shares.append(cost / (time.process_time() - begun))
         figures[name] = {
@@ -116,6 +114,19 @@ def _ddp(inside: _Inside, steps: int) -> dict[str, Any]:
         }
     trainer.close()
     return figures
+
+
+def _timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    """The function; the CPU time of its thread inside it is appended to the list."""
+
+    def timed(*args: Any) -> Any:
+        begun = time.thread_time()
+        try:
+            return call(*args)
+        finally:
+            seconds.append(time.thread_time() - begun)
+
+    return timed
 
 
 def _horovod(inside: _Inside, steps: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -33,15 +34,25 @@ def ranks() -> Iterator[RankPool]:
         yield pool
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_as_one_process(ranks: RankPool, compiled: bool) -> None:
-    assert_as_one_process(ranks.run(train_hooked, compiled), *WIDTHS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compiled": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+    ],
+    ids=",".join,
+)
+def test_as_one_process(ranks: RankPool, options: dict[str, Any]) -> None:
+    assert_as_one_process(ranks.run(train_hooked, options), *WIDTHS)
 
 
-def train_hooked(compiled: bool) -> list[Tensor]:
-    model = DistributedDataParallel(make_model(*WIDTHS), bucket_cap_mb=1)
+def train_hooked(options: dict[str, Any]) -> list[Tensor]:
+    is_compiled = options.pop("compiled", False)
+    model = DistributedDataParallel(make_model(*WIDTHS), bucket_cap_mb=1, **options)
     ddp_hook(model)
-    if compiled:
+    if is_compiled:
         model.compile(backend="aot_eager")
     return train(model, [dist.get_rank()])
 

@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from taco_train.collective.communicator import Communicator
-from taco_train.lightcc.collective_runner import Reducer
 from taco_train.lightcc.errors import CollectiveError
 
-# The gradients' buffer, names and sizes, and whom to tell.
-_Bucket = tuple[Tensor, Sequence[str], Sequence[int], torch.futures.Future[Tensor]]
+
+class Reducer(Protocol):
+    """Adds buffers over the ranks: see BucketReducer."""
+
+    def bind(
+        self,
+        communicator: Communicator,
+        buffer: Tensor,
+        op: str,
+        names: Sequence[str],
+        sizes: Sequence[int],
+    ) -> Callable[[], None]: ...
+
+
+@dataclass(eq=False, slots=True)
+class Gradients:
+    """A bucket, which may be submitted in every step.
+
+    Attributes:
+        buffer: contiguous, on the CPU; it is overwritten by the average.
+        names, sizes: of its gradients, one after the other; sizes in elements. What TopK does not
+            send is kept under the names.
+        reduce: set by the queue.
+    """
+
+    buffer: Tensor
+    names: Sequence[str]
+    sizes: Sequence[int]
+    reduce: Callable[[], None] | None = None
 
 
 class BucketQueue:
@@ -35,44 +62,49 @@ class BucketQueue:
         self._communicator = communicator
         self._reducer = reducer
         self._on_close = on_close
-        self._buckets: SimpleQueue[_Bucket | None] = SimpleQueue()
+        # A lock is released when what came before it is done.
+        self._submitted: SimpleQueue[Gradients | threading.Lock | None] = SimpleQueue()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._serve, name="lightcc-buckets", daemon=True)
         self._thread.start()
 
-    def average(
-        self, buffer: Tensor, names: Sequence[str], sizes: Sequence[int]
-    ) -> torch.futures.Future[Tensor]:
-        """Submit a bucket.
+    def submit(self, bucket: Gradients) -> None:
+        """Let the thread average a bucket, after those that were submitted before."""
+        self._submitted.put(bucket)
 
-        Args:
-            buffer: contiguous, on the CPU; it is overwritten by the average.
-            names, sizes: of its gradients, one after the other; sizes in elements. What TopK does
-                not send is kept under the names.
+    def wait(self) -> None:
+        """Return when every submitted bucket is averaged.
 
-        Returns:
-            A future of `buffer`, or of a CollectiveError.
+        Raises:
+            CollectiveError: a bucket failed, this time or before.
         """
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._buckets.put((buffer, names, sizes, future))
-        return future
+        reached = threading.Lock()
+        reached.acquire()
+        self._submitted.put(reached)
+        reached.acquire()
+        if self._failure is not None:
+            raise CollectiveError(str(self._failure)) from self._failure
 
     def close(self) -> None:
         """End the thread after the buckets that are submitted."""
-        self._buckets.put(None)
+        self._submitted.put(None)
         self._thread.join()
         self._on_close()
 
     def _serve(self) -> None:
-        while (bucket := self._buckets.get()) is not None:
-            buffer, names, sizes, future = bucket
-            try:
-                if self._failure is not None:
-                    raise self._failure
-                self._reducer.all_reduce(self._communicator, buffer, "average", names, sizes)
-            except Exception as error:
-                self._communicator.abort(str(error))  # other ranks may wait for this one
-                self._failure = CollectiveError(str(error))
-                future.set_exception(self._failure)  # type: ignore[arg-type]
-            else:
-                future.set_result(buffer)
+        while (one := self._submitted.get()) is not None:
+            if not isinstance(one, Gradients):
+                one.release()
+            elif self._failure is None:
+                self._average(one)
+
+    def _average(self, bucket: Gradients) -> None:
+        try:
+            if bucket.reduce is None:  # here: to decide how, ranks may have to measure together
+                bucket.reduce = self._reducer.bind(
+                    self._communicator, bucket.buffer, "average", bucket.names, bucket.sizes
+                )
+            bucket.reduce()
+        except Exception as error:
+            self._communicator.abort(str(error))  # other ranks may wait for this one
+            self._failure = error

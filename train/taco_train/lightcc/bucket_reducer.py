@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,6 +116,21 @@ class BucketReducer:
         sizes: Sequence[int],
     ) -> None:
         """See `collective_runner.Reducer`. Tensors without a name are never sent by TopK."""
+        self.bind(communicator, buffer, op, names, sizes)()
+
+    def bind(
+        self,
+        communicator: Communicator,
+        buffer: Tensor,
+        op: str,
+        names: Sequence[str],
+        sizes: Sequence[int],
+    ) -> Callable[[], None]:
+        """Decide how to reduce a buffer.
+
+        Returns:
+            What does as `all_reduce`, in every step in which the buffer holds these tensors.
+        """
         state = self._state(communicator)
         is_float32_sum = buffer.dtype == torch.float32 and op in ("sum", "average")
         in_groups = self.uses_groups(buffer.device)
@@ -124,13 +140,22 @@ class BucketReducer:
             if len(state.ways) == _MAX_REMEMBERED:
                 state.ways.clear()
             way = state.ways[key] = self._way(communicator, state, *key)
-        if way.can_wait:
-            state.unsent.prepare(way.bucket, buffer, keeps=way.keeps)
         if in_groups:
-            reducer = self._level_reducer(communicator, state, buffer.device)
-            reducer.all_reduce(buffer, op, wire=way.wire, two_level=way.bucket.depth != FLAT)
+            two_level = way.bucket.depth != FLAT
+            level_reducer = self._level_reducer(communicator, state, buffer.device)
+            run = partial(level_reducer.all_reduce, buffer, op, wire=way.wire, two_level=two_level)
         else:
-            communicator.all_reduce(buffer, op, wire=way.wire, depth=way.bucket.depth)
+            run = partial(
+                communicator.all_reduce, buffer, op, wire=way.wire, depth=way.bucket.depth
+            )
+        if not way.can_wait:
+            return run
+
+        def prepare_and_run() -> None:
+            state.unsent.prepare(way.bucket, buffer, keeps=way.keeps)
+            run()
+
+        return prepare_and_run
 
     def uses_groups(self, device: torch.device) -> bool:
         """Whether buffers on a device stay there; others must be on the CPU."""

@@ -5,8 +5,7 @@
 import atexit
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taco_train.collective.arguments import type_of
 from taco_train.collective.communicator import Communicator
-from taco_train.lightcc.bucket_queue import BucketQueue
+from taco_train.lightcc.bucket_queue import BucketQueue, Gradients
 from taco_train.lightcc.bucket_reducer import BucketReducer
 from taco_train.lightcc.process_group import connect_process_group
 from taco_train.lightcc.settings import Settings, start_settings
-
-# DistributedDataParallel makes its buckets again once, after the first backward pass. To ask it for
-# hundreds of parameters in every pass takes a third of the hook's time.
-_NUM_CHECKS = 2
 
 _queues: list[BucketQueue] = []
 _reductions: list[tuple[BucketReducer, Communicator]] = []  # that of the queue
@@ -33,23 +28,27 @@ _reductions: list[tuple[BucketReducer, Communicator]] = []  # that of the queue
 _hooked: weakref.WeakKeyDictionary[DistributedDataParallel, int] = weakref.WeakKeyDictionary()
 
 
-@dataclass(slots=True)
-class _Parameters:
-    """The parameters of a bucket: their identities, names and numbers of elements.
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """What the hook does with a bucket of DDP in every step.
 
     Attributes:
-        num_checks: backward passes since the first one in which they were the same.
+        future: of the buffer; complete from the start.
+        is_last: of the backward pass.
     """
 
-    ids: tuple[int, ...]
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    num_checks: int = 0
+    gradients: Gradients
+    future: torch.futures.Future[Tensor]
+    is_last: bool
 
 
 @dataclass(slots=True)
 class ModelHook:
     """Averages the buckets of one model.
+
+    To make and complete a future for each bucket would take a third of the hook's time. The hook
+    returns those of the steps before: DDP reads buffers at the end of the backward pass, behind a
+    callback of the hook that waits for the averages.
 
     Attributes:
         queue: reduces them.
@@ -58,31 +57,42 @@ class ModelHook:
 
     queue: BucketQueue
     names: Mapping[int, str]
-    _known: dict[int, _Parameters] = field(default_factory=dict)  # by index
+    _known: dict[int, _Bucket] = field(default_factory=dict)  # by identity of the buffer
+    _num_passes: int = 0  # until buckets are known
 
     def average(
         self,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
-        """The future of the bucket's buffer, averaged over the ranks."""
-        index = bucket.index()
-        found = self._known.get(index)
-        if found is None or found.num_checks < _NUM_CHECKS:
-            found = self._known[index] = self._check(found, bucket.parameters())
-        average = self.queue.average(bucket.buffer(), found.names, found.sizes)
-        if bucket.is_last():
-            # DDP would try to cast an error to a tensor. This raises it as it is, before DDP looks.
-            with suppress(RuntimeError):  # no backward pass: a rank that is done, in model.join()
-                Variable._execution_engine.queue_callback(average.wait)  # type: ignore[arg-type]
-        return average
+        """A future of the bucket's buffer, which is the average at the end of the backward pass."""
+        found = self._known.get(id(bucket.buffer()))
+        if found is None:
+            return self._average_new(bucket)
+        self.queue.submit(found.gradients)
+        if found.is_last:
+            # DDP would try to cast an error to a tensor. This raises it as it is.
+            Variable._execution_engine.queue_callback(self.queue.wait)
+        return found.future
 
-    def _check(self, known: _Parameters | None, parameters: Sequence[Tensor]) -> _Parameters:
-        ids = tuple(map(id, parameters))
-        if known is not None and known.ids == ids:
-            known.num_checks += 1
-            return known
-        names = tuple(self.names[one] for one in ids)
-        return _Parameters(ids, names, tuple(one.numel() for one in parameters))
+    def _average_new(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        """As `average` in the first passes, and for a rank that is done, in model.join()."""
+        parameters = bucket.parameters()
+        names = tuple(self.names[id(one)] for one in parameters)
+        gradients = Gradients(bucket.buffer(), names, tuple(one.numel() for one in parameters))
+        made = _Bucket(gradients, torch.futures.Future(), bucket.is_last())
+        made.future.set_result(gradients.buffer)
+        if bucket.index() == 0:
+            self._num_passes += 1
+            self._known.clear()
+        if self._num_passes > 1:  # DDP makes its buckets again after the first pass
+            self._known[id(gradients.buffer)] = made
+        self.queue.submit(gradients)
+        if made.is_last:  # at once: with static_graph, DDP first reads buffers before callbacks run
+            self.queue.wait()
+        return made.future
 
 
 def ddp_hook(model: DistributedDataParallel) -> None:
