@@ -3,8 +3,9 @@
     python -m bench.train.host_cost [--steps 20] [--save]
 
 DDP: ResNet-50 with buckets of 25 MB on two emulated hosts. A bucket's cost is the CPU time of the
-hook and its wait at the end in the thread of the backward pass, and that of the thread that reduces
-less what it spends inside the C++ all-reduce. A step's share is that of all buckets in the CPU time of the rank.
+hook and of its wait in the thread of the backward pass, and that of the thread that reduces less
+what it spends inside the C++ all-reduce. A step's share is that of all buckets in the CPU time of
+the rank.
 
 Horovod: all gradients of ResNet-50 as tensors of 1 KiB. A tensor's cost is the CPU time of all
 threads of the rank, negotiation and fusion included, less that inside the C++ all-reduce.
@@ -29,7 +30,7 @@ from bench.train.models.resnet import ResNet50
 from bench.train.tasks import TASKS
 from bench.train.trainer import Trainer
 from taco_train.cluster.emulation.fabric import Fabric
-from taco_train.collective.communicator import Communicator
+from taco_train.collective.library import load
 from taco_train.lightcc.bucket_queue import BucketQueue
 from taco_train.lightcc.horovod import torch as hvd
 
@@ -56,18 +57,21 @@ def main() -> None:
 
 
 class _Inside:
-    """CPU seconds inside `Communicator.all_reduce`, by thread."""
+    """CPU seconds inside the C++ all-reduces, by thread."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, float] = defaultdict(float)
-        all_reduce = Communicator.all_reduce
+        for name in ("taco_collective_all_reduce", "taco_collective_sparse_all_reduce"):
+            setattr(load(), name, self._timed(getattr(load(), name)))
 
-        def timed(*args: Any, **options: Any) -> None:
+    def _timed(self, function: Callable[..., int]) -> Callable[..., int]:
+        def timed(*args: Any) -> int:
             begun = time.thread_time()
-            all_reduce(*args, **options)
+            code = function(*args)
             self.seconds[threading.get_ident()] += time.thread_time() - begun
+            return code
 
-        Communicator.all_reduce = timed  # type: ignore[method-assign]
+        return timed
 
     def outside(self) -> float:
         """CPU seconds so far of the threads that reduce DDP's buckets, less those inside."""
@@ -95,7 +99,7 @@ def _ddp(inside: _Inside, steps: int) -> dict[str, Any]:
     wait_seconds: list[float] = []
     trainer.arms.average = _timed(trainer.arms.average, hook_seconds)  # type: ignore[method-assign]
     BucketQueue.wait = _timed(BucketQueue.wait, wait_seconds)  # type: ignore[method-assign]
-    trainer.warm_up(list(SETTINGS), batch, 1)
+    trainer.warm_up(list(SETTINGS), batch, 2)  # the hook knows its buckets from the third pass on
     figures: dict[str, Any] = {}
     for name in SETTINGS:
         costs, shares = [], []
