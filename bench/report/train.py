@@ -154,9 +154,9 @@ def _host_cost(figures: Record) -> Iterator[str]:
 
 _SPEED_GOALS: Mapping[tuple[str, str], str] = {
     ("200mbit", "2D"): "≥ 1.45×, ≤ 0.67",
-    ("200mbit", "2D + float16"): "≥ 2.8×, ≤ 0.34",
-    ("200mbit", "2D + top-k"): "≥ 10×, ≤ 1/110",
-    ("200mbit", "2D + top-k, float16"): "≤ 1/170",
+    ("200mbit", "2D + fp16"): "≥ 2.8×, ≤ 0.34",
+    ("200mbit", "2D + TopK"): "≥ 10×, ≤ 1/110",
+    ("200mbit", "2D + TopK, fp16"): "≤ 1/170",
     ("1gbit", "2D"): "≥ 1.3×",
 }
 

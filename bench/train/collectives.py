@@ -70,9 +70,9 @@ def measure(rounds: int, *, is_inside: bool) -> None:
         "gloo": dist.all_reduce,
         "flat": lambda tensor: ranks.all_reduce(tensor, depth=1),
         "2D": lambda tensor: ranks.all_reduce(tensor, wire=DENSE),
-        "2D + float16": lambda tensor: ranks.all_reduce(tensor, wire=FLOAT16),
-        "2D + top-k": lambda tensor: ranks.all_reduce(tensor, wire=TopK("a")),
-        "2D + top-k, float16": lambda tensor: ranks.all_reduce(
+        "2D + fp16": lambda tensor: ranks.all_reduce(tensor, wire=FLOAT16),
+        "2D + TopK": lambda tensor: ranks.all_reduce(tensor, wire=TopK("a")),
+        "2D + TopK, fp16": lambda tensor: ranks.all_reduce(
             tensor, wire=TopK("b", values="float16")
         ),
     }
