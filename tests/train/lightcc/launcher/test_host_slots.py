@@ -71,6 +71,7 @@ def test_names_that_cannot_be_resolved_are_of_other_hosts() -> None:
 
 def test_flags_become_variables() -> None:
     flags = ["-np", "2", "--fusion-threshold-mb", "32", "--timeline-filename", "t.json"]
+    flags += ["--log-level", "DEBUG", "--disable-cache"]
     options = read_options(make_parser(), [*flags, "python", "train.py", "--verbose"])
     assert isinstance(options, Options)
     assert options.command == ("python", "train.py", "--verbose")
@@ -78,6 +79,7 @@ def test_flags_become_variables() -> None:
     assert options.variables == {
         "HOROVOD_FUSION_THRESHOLD": str(32 * 2**20),
         "HOROVOD_TIMELINE": "t.json",
+        "HOROVOD_LOG_LEVEL": "DEBUG",
     }
 
 
@@ -88,6 +90,7 @@ def test_flags_become_variables() -> None:
         (["python", "x"], "-np is missing"),
         (["-np", "0", "python"], "'0' is not an integer from 1"),
         (["-np", "1", "--cycle-time-ms", "x", "python"], "HOROVOD_CYCLE_TIME is 'x'; it must be"),
+        (["-np", "1", "--log-level", "x", "python"], "HOROVOD_LOG_LEVEL is 'x'; it must be"),
         (["-np", "1", "--start-timeout", "-1", "python"], "is not a number of seconds above 0"),
         (["--min-np", "3", "--max-np", "2", "python"], "--min-np is 3; it must be at most -np and"),
         (["-np", "3", "--max-np", "2", "python"], "--min-np is 3; it must be at most"),

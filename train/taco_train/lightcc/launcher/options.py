@@ -82,7 +82,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="Maximum seconds until every rank has started (default 30).",
     )
     add("--network-interface", metavar="NAME", help="Interface that the hosts share, e.g. eth0.")
-    add("--gloo", action="store_true", help="Accepted for Horovod's scripts; has no effect.")
+    for name in ("--gloo", "--disable-cache"):  # horovodrun keeps no results of checks
+        add(name, action="store_true", help="Accepted for Horovod's scripts; has no effect.")
     hosts = parser.add_argument_group("hosts (default: this one)").add_mutually_exclusive_group()
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and their slots.")
     hosts.add_argument("-hostfile", "--hostfile", type=Path, help="File of lines `name slots=8`.")
@@ -140,6 +141,7 @@ def _add_tuning(parser: argparse.ArgumentParser) -> None:
         help="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.",
     )
     add("--gloo-timeout-seconds", metavar="SECONDS", help="HOROVOD_GLOO_TIMEOUT_SECONDS.")
+    add("--log-level", metavar="LEVEL", help="HOROVOD_LOG_LEVEL.")
 
 
 _VARIABLES = {
@@ -149,6 +151,7 @@ _VARIABLES = {
     "stall_check_warning_time_seconds": "HOROVOD_STALL_CHECK_TIME_SECONDS",
     "stall_check_shutdown_time_seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     "gloo_timeout_seconds": "HOROVOD_GLOO_TIMEOUT_SECONDS",
+    "log_level": "HOROVOD_LOG_LEVEL",
     "network_interface": "TACO_TRAIN_INTERFACE",
 }
 _SWITCHES = {
