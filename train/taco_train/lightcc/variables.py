@@ -139,8 +139,8 @@ VARIABLES = (
         "compression",
         _choice("none", "fp16", "bf16", "auto"),
         "none",
-        "How gradients cross the network: as they are, as float16, as bfloat16, or as what the "
-        "cost model expects to be the fastest of as they are, float16 and TopK.",
+        "Format of gradients on the network. none: unchanged; fp16, bf16: 16 bits; auto: the cost "
+        "model chooses unchanged, fp16 or TopK for each buffer.",
     ),
     Variable(
         "LIGHT_TOPK_ALLREDUCE",

@@ -10,7 +10,7 @@ from taco_train.lightcc.job import Job
 
 _jobs: list[Job] = []
 _numbers: dict[str, itertools.count[int]] = {}
-# What handles of the job stand for (torch/handles.py); these hold tensors.
+# Works by handle (torch/handles.py); these hold tensors.
 pending: dict[int, Any] = {}
 
 
