@@ -64,7 +64,7 @@ def measure(folder: Path, planting: Planting, windows: Tensor) -> list[Quality]:
         types = {"float32": {"dtype": "float32"}, "bfloat16": {"dtype": "bfloat16"}}
         types |= {name: {"dtype": "bfloat16", "quantization": name} for name in ONLINE}
         for name, group_size, rounded in _rounded(model, folder):
-            exact = SmallLlama(model.shape, {**model.parameters, **_values(rounded, group_size)})
+            exact = SmallLlama(model.shape, {**model.parameters, **_values(rounded)})
             perplexity = exact_perplexity(exact, windows)
             rows.append(Quality("exact", planting, name, perplexity, 0.0))
             print(rows[-1].show(), flush=True)
@@ -97,12 +97,8 @@ def calibration_windows(folder: Path) -> Tensor:
     return torch.tensor([windows[index * len(windows) // count] for index in range(count)])
 
 
-def _values(rounded: Mapping[str, RoundedMatrix], group_size: int) -> dict[str, Tensor]:
-    values = {}
-    for name, matrix in rounded.items():
-        scales = matrix.scales.float().repeat_interleave(group_size, 1)
-        values[name] = (matrix.codes - 8) * scales[:, : matrix.codes.shape[1]]
-    return values
+def _values(rounded: Mapping[str, RoundedMatrix]) -> dict[str, Tensor]:
+    return {name: matrix.values for name, matrix in rounded.items()}
 
 
 def write_checkpoint(
