@@ -22,9 +22,7 @@ _WITHOUT_SCALES = ("dummy", "gguf")
 _Found = dict[int, dict[ScaleKind, str]]
 
 
-def check_checkpoint_scales(
-    model: ModelConfig,
-) -> None:
+def check_checkpoint_scales(model: ModelConfig) -> None:
     """Check that a checkpoint has the scales of all layers or of none, by its files' headers.
 
     Raises:
@@ -40,9 +38,7 @@ def check_checkpoint_scales(
         _arranged(names, model)
 
 
-def read_scale_tensors(
-    checkpoint: CheckpointFiles,
-) -> Iterator[tuple[Path, str, Tensor]]:
+def read_scale_tensors(checkpoint: CheckpointFiles) -> Iterator[tuple[Path, str, Tensor]]:
     """The file, name and tensor of each scale that a checkpoint stores.
 
     Raises:
@@ -55,9 +51,7 @@ def read_scale_tensors(
             yield file, name, tensor
 
 
-def read_checkpoint_scales(
-    model: ModelConfig,
-) -> tuple[EntryScales, ...] | None:
+def read_checkpoint_scales(model: ModelConfig) -> tuple[EntryScales, ...] | None:
     """The scales of each KV entry; None: the checkpoint has none.
 
     Raises:
@@ -77,9 +71,7 @@ def read_checkpoint_scales(
     return entry_scales(scales, model.plan, str(model.files.directory))
 
 
-def _files(
-    checkpoint: CheckpointFiles,
-) -> Sequence[Path]:
+def _files(checkpoint: CheckpointFiles) -> Sequence[Path]:
     """The files that may hold scales."""
     if checkpoint.load_format in _WITHOUT_SCALES:
         return ()
