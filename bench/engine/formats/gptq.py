@@ -129,7 +129,7 @@ def _inverse_factor(moments: Tensor) -> Tensor:
 
 
 def _scales(part: Tensor, clipping: float = 1.0) -> Tensor:
-    """float16 [n]: of rows [n, columns], so that `clipping` of the greatest magnitude is code 15."""
+    """float16 [n]: code 15 is `clipping` times the greatest magnitude of a row of `part`."""
     return (part.abs().amax(1) * clipping / (_ZERO - 1)).clamp(min=1e-6).half()
 
 
