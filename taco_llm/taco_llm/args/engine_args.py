@@ -316,10 +316,10 @@ class EngineArgs(DeviceArgs):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("seed", self.seed, 0)
         check_at_least("max_logprobs", self.max_logprobs, -1)
-        if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
-            raise ConfigurationError(
-                f"hf_overrides must be a JSON object of config fields, got {self.hf_overrides!r}"
-            )
+        for name in ("hf_overrides", "rope_scaling", "model_loader_extra_config"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise ConfigurationError(f"{name} must be a dict (a JSON object), got {value!r}")
         if self.rope_theta is not None and not self.rope_theta > 0:
             raise ConfigurationError(f"rope_theta must be positive, got {self.rope_theta}")
         for item in flag_fields(type(self)):

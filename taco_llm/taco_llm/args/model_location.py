@@ -8,7 +8,7 @@ from pathlib import Path
 
 from taco_demo.locate import find_model
 from taco_proto.errors import ConfigurationError
-from taco_worker.quant.gguf.checkpoint import only_model
+from taco_worker.quant.gguf.checkpoint import is_gguf, only_model
 from taco_worker.quant.gguf.model_directory import model_directory
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -52,7 +52,13 @@ def locate_model(
     needed = _NEEDED_FILES[what]
     file = _gguf_file(directory, needed, load_format)
     if file is None and (match := _HUB_GGUF.fullmatch(name)) and not directory.exists():
-        file = _download(match["repository"], match["kind"], revision, download_dir)
+        repository, kind = match["repository"], match["kind"]
+        if _is_model(Path(repository), needed):
+            raise ConfigurationError(
+                f"{what} {name!r}: {repository} is on this machine, and only a repository of the "
+                f"hub takes a kind: leave out ':{kind}', or give the path of a .gguf file"
+            )
+        file = _download(repository, kind, revision, download_dir)
     if file is not None:
         try:
             return str(model_directory(file))
@@ -67,6 +73,11 @@ def locate_model(
         raise ConfigurationError(f"{what} path {name!r} contains no {needed[0]}")
     if directory.exists():
         raise ConfigurationError(f"{what} path {name!r} is a file; give the directory of the model")
+    if is_gguf(directory):
+        raise ConfigurationError(
+            f"{what} file {name!r} does not exist; give the path of a .gguf file, or files of the "
+            "hub as REPOSITORY:KIND, such as org/model-GGUF:Q4_K_M"
+        )
     if not _HUB_ID.fullmatch(name):
         raise ConfigurationError(
             f"{what} path {name!r} does not exist; give a directory, a hub id or a bundled model"
@@ -76,7 +87,7 @@ def locate_model(
 
 def _gguf_file(path: Path, needed: tuple[str, ...], load_format: str) -> Path | None:
     """The file of a model in GGUF at `path`; None: there is another kind of model, or nothing."""
-    if path.suffix == ".gguf" and path.is_file():
+    if is_gguf(path) and path.is_file():
         return path
     has_others = any((path / file).is_file() for file in needed)
     if not path.is_dir() or (has_others and load_format != "gguf"):
@@ -85,6 +96,12 @@ def _gguf_file(path: Path, needed: tuple[str, ...], load_format: str) -> Path | 
         return only_model(path)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
+
+
+def _is_model(path: Path, needed: tuple[str, ...]) -> bool:
+    """Whether a path is a file, or a directory with a model of any kind."""
+    has_needed = any((path / file).is_file() for file in needed)
+    return path.is_file() or has_needed or next(path.glob("*.gguf"), None) is not None
 
 
 def _download(repository: str, kind: str, revision: str | None, download_dir: str | None) -> Path:

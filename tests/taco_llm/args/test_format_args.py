@@ -1,6 +1,7 @@
 """Flags that select the formats of a model's files."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,12 @@ def test_overrides_on_the_command_line_are_an_object(
     assert "--hf-overrides" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_overrides_in_python_are_an_object(model: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"must be a JSON object .* got \[1\]"):
-        EngineArgs(model=model, hf_overrides=[1])  # type: ignore[arg-type]
+@pytest.mark.parametrize("value", [[1], "{}"])
+@pytest.mark.parametrize("name", ["hf_overrides", "rope_scaling", "model_loader_extra_config"])
+def test_objects_in_python_are_dicts(model: str, name: str, value: Any) -> None:
+    line = f"{name} must be a dict (a JSON object), got {value!r}"
+    with pytest.raises(ConfigurationError, match=re.escape(line)):
+        EngineArgs(model=model, **{name: value})
 
 
 @pytest.mark.parametrize("name", ["tokenizer_mode", "config_format", "load_format"])

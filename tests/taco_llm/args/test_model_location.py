@@ -59,6 +59,22 @@ def test_damaged_file(tmp_path: Path) -> None:
         locate_model(str(tmp_path / "bad.gguf"))
 
 
+@pytest.mark.parametrize("name", ["nothing.gguf", "models/nothing.gguf", "/no/nothing.gguf"])
+def test_file_that_does_not_exist(name: str) -> None:
+    line = f"model file '{name}' does not exist; give the path of a .gguf file, or files of the hub"
+    with pytest.raises(ConfigurationError, match=line):
+        locate_model(name)
+
+
+@pytest.mark.parametrize("name", ["models", "models/tiny.gguf"])
+@pytest.mark.usefixtures("file")
+def test_kind_of_a_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = f"{name} is on this machine, .*: leave out ':Q8_0', or give the path of a .gguf file"
+    with pytest.raises(ConfigurationError, match=line):
+        locate_model(f"{name}:Q8_0")
+
+
 def test_served_name_is_the_argument(file: Path) -> None:
     config = EngineArgs(model=str(file)).model_config()
     assert config.served_name == str(file)
