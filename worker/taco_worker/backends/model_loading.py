@@ -118,7 +118,7 @@ def _pack_weights(
     """The weights of a checkpoint, read and packed for the kernels."""
     from taco_worker.backends.cpu.cpu_weights import CpuWeights
 
-    _check_codes(wanted, model, dtype)
+    check_codes(wanted, model, dtype)
     is_random = model.files.load_format == "dummy"
     weights = CpuWeights(
         model.plan,
@@ -135,7 +135,7 @@ def _pack_weights(
     return weights
 
 
-def _check_codes(wanted: WantedModel, model: ModelConfig, dtype: torch.dtype) -> None:
+def check_codes(wanted: WantedModel, model: ModelConfig, dtype: torch.dtype) -> None:
     """Check what multiplies the codes of a model on the CPU kernels, if it keeps them.
 
     Raises:

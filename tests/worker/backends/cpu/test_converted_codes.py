@@ -186,6 +186,25 @@ def test_other_choices_are_refused_before_any_process(tmp_path: Path) -> None:
         logits(out, dtype="float32", load_format="sharded_state")
 
 
+def test_activations_that_a_model_cannot_have_are_not_converted(tmp_path: Path) -> None:
+    path, out = make(tmp_path, "int8-activations"), tmp_path / "out"
+    for model, dtype, line in (
+        (tmp_path / "dense", "bfloat16", "needs quantized weights, and the model has none"),
+        (path, "float32", "needs dtype bfloat16: with float32 the weights are dequantized"),
+        (make(tmp_path / "other", "tables"), "bfloat16", "do not multiply int8 activations"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            convert(model, out, dtype=dtype, quantized_activations="int8")
+        assert not out.exists()
+
+
+def test_weights_that_are_dequantized_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert(make(tmp_path, "int8-activations"), tmp_path / "out", dtype="float32")
+    assert "the quantized weights are dequantized to float32" in caplog.text
+
+
 @pytest.mark.parametrize("load_format", ["safetensors", "pt", "tensorizer"])
 def test_scales_of_the_kv_cache_are_kept(tmp_path: Path, load_format: str) -> None:
     path = make(tmp_path, "int8-activations")

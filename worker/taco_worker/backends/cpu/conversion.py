@@ -13,6 +13,7 @@ from taco_kernels.library import CpuKernels
 from taco_proto.config import ModelConfig as WantedModel
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
 from taco_worker.backends.cpu.packed_weights import RowRecorder, save_weights
+from taco_worker.backends.model_loading import check_codes
 from taco_worker.kv_scales.checkpoint_scales import read_scale_tensors
 from taco_worker.models.checkpoint import find_checkpoint
 from taco_worker.models.code_segments import code_segments
@@ -47,16 +48,11 @@ def convert_model(
     if load_format_of(wanted) in ("sharded_state", "dummy"):
         raise ValueError(f"load format {wanted.load_format} cannot be converted")
     model = find_checkpoint(wanted)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise ValueError(f"{out} is not empty: give a new directory")
-    except OSError as error:
-        raise ValueError(f"cannot write {out}: {error.strerror}") from None
     kernels = start_kernels()
     if kernels is None:
         raise ValueError("taco_llm convert needs the CPU kernels, which are not available")
     dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, torch.device("cpu"))
+    check_codes(wanted, model, dtype)
     codes = code_segments(model.plan, model.quantization, model.online_quantization)
     weights = CpuWeights(
         model.plan,
@@ -67,6 +63,12 @@ def convert_model(
         codes=codes,
         activations=wanted.quantized_activations,
     )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise ValueError(f"{out} is not empty: give a new directory")
+    except OSError as error:
+        raise ValueError(f"cannot write {out}: {error.strerror}") from None
     recorder = RowRecorder(weights)
     load_weights(recorder, model)
     scales = {name: tensor.clone() for _, name, tensor in read_scale_tensors(model.files)}
