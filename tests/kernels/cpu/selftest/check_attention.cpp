@@ -76,6 +76,9 @@ public:
             values_.push_back(random.normal(kv, true));
             num_tokens_ += sequence.now;
         }
+        for (const Floats& keys : keys_) kept_keys_.push_back(kept(keys, format.key_scale));
+        for (const Floats& values : values_)
+            kept_values_.push_back(kept(values, format.value_scale));
         queries_ = random.normal(num_tokens_ * query_stride(), true);
         for (int64_t h = 0; h < what.num_heads; ++h) alibi_.push_back(1.0f / float(2 << h));
         place_blocks();
@@ -186,20 +189,23 @@ private:
         taco_write_kv(pool, &cache_, &batch, LAYER, &rows);
     }
 
-    // A head's numbers of one token, as the cache keeps them.
-    Doubles kept(const Floats& from, int64_t token, int64_t kv_head, float scale) const {
-        const float* row = from.data() + token * kv_stride() + kv_head * case_.head_dim;
-        Doubles out(row, row + case_.head_dim);
+    // The numbers of a sequence, [length, num_kv_heads, head_dim], as the cache keeps them.
+    Doubles kept(const Floats& from, float scale) const {
+        Doubles out(from.begin(), from.end());
         if (item_bytes(format_.type) != 1) return out;
-        // In float, so that what lies in the middle of two steps goes the same way.
-        float factor = 1 / scale;
-        if (format_.has_token_scales()) {
-            float largest = 0;
-            for (double x : out) largest = std::max(largest, std::fabs(float(x)));
-            factor = format_.limit() / largest;
-            scale = largest / format_.limit();
+        for (auto head = out.begin(); head != out.end(); head += case_.head_dim) {
+            const auto end = head + case_.head_dim;
+            // In float, so that what lies in the middle of two steps goes the same way.
+            float factor = 1 / scale;
+            if (format_.has_token_scales()) {
+                float largest = 0;
+                for (auto x = head; x != end; ++x)
+                    largest = std::max(largest, std::fabs(float(*x)));
+                factor = format_.limit() / largest;
+                scale = largest / format_.limit();
+            }
+            for (auto x = head; x != end; ++x) *x = format_.rounded(float(*x) * factor) * scale;
         }
-        for (double& x : out) x = format_.rounded(float(x) * factor) * scale;
         return out;
     }
 
@@ -210,9 +216,9 @@ private:
         const int64_t first = window ? std::max<int64_t>(0, position - window + 1) : 0;
         Doubles sums(size_t(case_.head_dim), 0.0), scores;
         for (int64_t j = first; j <= position; ++j) {
-            const Doubles key = kept(keys_[s], j, kv_head, format_.key_scale);
+            const double* key = kept_keys_[s].data() + j * kv_stride() + kv_head * case_.head_dim;
             double score = 0;
-            for (size_t d = 0; d < key.size(); ++d) score += double(query[d]) * key[d];
+            for (int64_t d = 0; d < case_.head_dim; ++d) score += double(query[d]) * key[d];
             score *= scale();
             if (case_.cap > 0) score = case_.cap * std::tanh(score / case_.cap);
             if (case_.has_alibi) score += double(alibi_[size_t(head)]) * double(j - position);
@@ -222,8 +228,9 @@ private:
         double total = 0;
         for (int64_t j = first; j <= position; ++j) {
             const double weight = std::exp(scores[size_t(j - first)] - best);
-            const Doubles value = kept(values_[s], j, kv_head, format_.value_scale);
-            for (size_t d = 0; d < value.size(); ++d) sums[d] += weight * value[d];
+            const double* value =
+                kept_values_[s].data() + j * kv_stride() + kv_head * case_.head_dim;
+            for (size_t d = 0; d < sums.size(); ++d) sums[d] += weight * value[d];
             total += weight;
         }
         for (double sum : sums) out.push_back(sum / total);
@@ -232,6 +239,7 @@ private:
     const Case& case_;
     const Format& format_;
     std::vector<Floats> keys_, values_;  // of each sequence, [length, kv_stride]
+    std::vector<Doubles> kept_keys_, kept_values_;
     Floats queries_, alibi_;
     int64_t num_tokens_ = 0, table_stride_ = 0;
     std::vector<int32_t> tables_, query_start_, seq_lens_;
