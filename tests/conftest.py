@@ -1,6 +1,7 @@
 """Settings of the whole test suite."""
 
 import functools
+import gc
 import logging
 import os
 import random
@@ -9,7 +10,7 @@ import signal
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     markers = {*_folder_markers(collection_path), *_module_markers(collection_path)}
     return True if NOT_QUICK & markers else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing that collection makes is garbage, and it is not looked through again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
