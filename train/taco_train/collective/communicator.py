@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import queue
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
@@ -31,7 +31,7 @@ from taco_train.collective.levels import (
     placement_among,
 )
 from taco_train.collective.library import Description, Kind
-from taco_train.collective.residuals import Residuals, sparse_arguments
+from taco_train.collective.residuals import Residuals, SparseCall
 from taco_train.collective.rows import RowMover
 from taco_train.collective.wire import DENSE, FORMATS, Dense, TopK, Wire
 
@@ -106,32 +106,55 @@ class Communicator:
             depth: 1, a ring over all ranks; 2, hosts first (shared memory), then between hosts;
                 3, hosts, then the hosts of a rack, then between racks.
         """
+        type_of(tensor)
+        dense = tensor.detach().contiguous()
+        self.bind_all_reduce(dense, op, wire=wire, depth=depth)()
+        if dense.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(dense)
+
+    def bind_all_reduce(
+        self, tensor: Tensor, op: str = "sum", *, wire: Wire = DENSE, depth: int = HOSTS
+    ) -> Callable[[], None]:
+        """Check and describe a tensor once that is reduced in many steps.
+
+        Args:
+            tensor: contiguous.
+
+        Returns:
+            What does as `all_reduce` with these arguments.
+        """
         check_depth(depth)
-        if isinstance(wire, TopK):
-            if op not in ("sum", "average"):
-                raise ValueError(f"all_reduce: op is {op!r}; top-k needs sum or average")
-            if tensor.dtype == torch.float32 and tensor.numel() and len(self._layout.domains) > 1:
-                self._reduce_in_place(
-                    tensor,
-                    "sparse_all_reduce",
-                    sparse_arguments(
-                        tensor.numel(), op, wire, self.residuals, self._layout, self.rank, depth
-                    ),
-                )
-                return
-            wire = DENSE
-        self._all_reduce(tensor, op, wire, depth, Kind.ALL_REDUCE)
+        if not tensor.is_contiguous():
+            raise ValueError("bind_all_reduce: the tensor is not contiguous")
+        if not isinstance(wire, TopK):
+            return self._bind(tensor, op, wire, depth, Kind.ALL_REDUCE)
+        if op not in ("sum", "average"):
+            raise ValueError(f"all_reduce: op is {op!r}; top-k needs sum or average")
+        is_sparse = (
+            tensor.dtype == torch.float32 and tensor.numel() and len(self._layout.domains) > 1
+        )
+        if not is_sparse:
+            return self._bind(tensor, op, DENSE, depth, Kind.ALL_REDUCE)
+        call = SparseCall(tensor.numel(), op, wire, self.residuals, self._layout, self.rank, depth)
+        call.arguments.data = tensor.data_ptr()
+        run_step = self._handle.bind("sparse_all_reduce", call.arguments, tensor)
+
+        def run() -> None:
+            call.begin_step()
+            run_step()
+
+        return run
 
     def sum_inside(self, tensor: Tensor) -> None:
-        """Sums a tensor in place over the ranks that share memory with this one.
+        """Sums a contiguous tensor in place over the ranks that share memory with this one.
 
         All ranks call it: an all-reduce without what happens between hosts.
         """
-        self._all_reduce(tensor, "sum", DENSE, INSIDE, Kind.ALL_REDUCE)
+        self._bind(tensor, "sum", DENSE, INSIDE, Kind.ALL_REDUCE)()
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        self._all_reduce(torch.zeros(1, dtype=torch.uint8), "max", DENSE, HOSTS, Kind.BARRIER)
+        self._bind(torch.zeros(1, dtype=torch.uint8), "max", DENSE, HOSTS, Kind.BARRIER)()
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Overwrites the tensor, of the same shape and dtype on all ranks, by that of `root`."""
@@ -317,11 +340,14 @@ class Communicator:
             if self._listener is None:  # that of the parent answers
                 listener.close()
 
-    def _all_reduce(self, tensor: Tensor, op: str, wire: Dense, depth: int, kind: Kind) -> None:
+    def _bind(
+        self, tensor: Tensor, op: str, wire: Dense, depth: int, kind: Kind
+    ) -> Callable[[], None]:
         type_number, reduction = type_of(tensor), reduction_of(op)
         if self.size == 1:
-            return
+            return lambda: None
         arguments = library.AllReduceArguments(
+            data=tensor.data_ptr(),
             count=tensor.numel(),
             kind=kind,
             type=type_number,
@@ -331,20 +357,7 @@ class Communicator:
             uses_stage=depth != FLAT,
             num_shards=self._layout.num_shards,
         )
-        self._reduce_in_place(tensor, "all_reduce", arguments)
-
-    def _reduce_in_place(
-        self,
-        tensor: Tensor,
-        function: str,
-        arguments: library.AllReduceArguments | library.SparseArguments,
-    ) -> None:
-        tensor = tensor.detach()
-        dense = tensor.contiguous()
-        arguments.data = dense.data_ptr()
-        self._handle.call(function, ctypes.byref(arguments))
-        if dense.data_ptr() != tensor.data_ptr():
-            tensor.copy_(dense)
+        return self._handle.bind("all_reduce", arguments, tensor)
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:

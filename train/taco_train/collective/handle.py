@@ -83,6 +83,26 @@ class Handle:
         if code != Code.OK:
             raise self._explain(Code(code), report)
 
+    def bind(self, name: str, arguments: ctypes.Structure, memory: object) -> Callable[[], None]:
+        """A function that calls as `call` does, for many times: it makes no objects.
+
+        Args:
+            arguments: read in each call; they may change between two.
+            memory: what owns the memory that the arguments point to.
+        """
+        report = Report()
+        references = ctypes.byref(arguments), ctypes.byref(report)
+        function: Callable[..., int] = getattr(self._library, f"taco_collective_{name}")
+
+        def run(_memory: object = memory) -> None:
+            if not self._group:
+                raise CommunicationError("the communicator is closed")
+            code = function(self._group, *references)
+            if code:
+                raise self._explain(Code(code), report)
+
+        return run
+
     def abort(self, reason: str) -> None:
         """From any thread: the operation of this rank fails, and later ones; others are not told.
 

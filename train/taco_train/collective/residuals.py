@@ -74,6 +74,10 @@ class Residuals:
             residual.momentum = residual.momentum.to(device)
         return residual
 
+    def find(self, key: str) -> Residual | None:
+        """The residual of a bucket; None if it is unknown."""
+        return self._residuals.get(key)
+
     def pop(self, key: str) -> Residual | None:
         """Removes the residual of a bucket; None if it is unknown."""
         return self._residuals.pop(key, None)
@@ -97,41 +101,64 @@ class Residuals:
         self._residuals = loaded
 
 
-def sparse_arguments(
-    count: int,
-    op: str,
-    wire: TopK,
-    residuals: Residuals,
-    layout: Layout,
-    rank: int,
-    depth: int,
-) -> SparseArguments:
-    """What the C++ library takes for one call, without the data; counts the call as a step.
+class SparseCall:
+    """What the C++ library takes for TopK of one bucket, without the data.
 
     Args:
         count: elements of the bucket, which is float32.
     """
-    index, num_shards = 0, 1
-    if depth != FLAT:
-        index, num_shards = layout.members.index(rank), layout.num_shards
-    owns = index < num_shards
-    begin = count * index // num_shards if owns else 0
-    end = count * (index + 1) // num_shards if owns else 0
-    residual = residuals.of(wire.key, count, begin, end, has_momentum=wire.momentum > 0)
-    ratio = wire.ratio_at(residual.step)
-    residual.step += 1
-    is_used = begin < end  # otherwise the rank owns no value of this bucket
-    momentum = residual.momentum if is_used and wire.momentum > 0 else None
-    return SparseArguments(
-        count=count,
-        residual=residual.values.data_ptr() if is_used else None,
-        momentum=None if momentum is None else momentum.data_ptr(),
-        num_selected=max(1, round(ratio * (end - begin))) if is_used else 0,
-        ratio=ratio,
-        momentum_factor=wire.momentum,
-        schedule=min(depth, HOSTS) - 1,
-        uses_stage=depth != FLAT,
-        num_shards=num_shards,
-        averages=op == "average",
-        as_float16=wire.values == "float16",
-    )
+
+    def __init__(
+        self,
+        count: int,
+        op: str,
+        wire: TopK,
+        residuals: Residuals,
+        layout: Layout,
+        rank: int,
+        depth: int,
+    ) -> None:
+        index, num_shards = 0, 1
+        if depth != FLAT:
+            index, num_shards = layout.members.index(rank), layout.num_shards
+        owns = index < num_shards
+        self._count, self._wire, self._residuals = count, wire, residuals
+        self._begin = count * index // num_shards if owns else 0
+        self._end = count * (index + 1) // num_shards if owns else 0
+        # To what the arguments point.
+        self._values: Tensor | None = None
+        self._momentum: Tensor | None = None
+        self.arguments = SparseArguments(
+            count=count,
+            momentum_factor=wire.momentum,
+            schedule=min(depth, HOSTS) - 1,
+            uses_stage=depth != FLAT,
+            num_shards=num_shards,
+            averages=op == "average",
+            as_float16=wire.values == "float16",
+        )
+
+    def begin_step(self) -> None:
+        """Set what differs from the step before: residuals may be loaded, and ratios warm up."""
+        residual = self._residuals.find(self._wire.key)
+        if residual is None or residual.values is not self._values:
+            residual = self._take_residual()
+        ratio = self._wire.ratio_at(residual.step)
+        residual.step += 1
+        if ratio != self.arguments.ratio:
+            self.arguments.ratio = ratio
+            length = self._end - self._begin
+            self.arguments.num_selected = max(1, round(ratio * length)) if length else 0
+
+    def _take_residual(self) -> Residual:
+        has_momentum = self._wire.momentum > 0
+        residual = self._residuals.of(
+            self._wire.key, self._count, self._begin, self._end, has_momentum=has_momentum
+        )
+        self._values = residual.values
+        self._momentum = residual.momentum if has_momentum else None
+        if self._begin < self._end:  # otherwise the rank owns no value of this bucket
+            self.arguments.residual = residual.values.data_ptr()
+            if self._momentum is not None:
+                self.arguments.momentum = self._momentum.data_ptr()
+        return residual

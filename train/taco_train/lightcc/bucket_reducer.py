@@ -140,10 +140,13 @@ class BucketReducer:
             if len(state.ways) == _MAX_REMEMBERED:
                 state.ways.clear()
             way = state.ways[key] = self._way(communicator, state, *key)
+        run: Callable[[], None]
         if in_groups:
             two_level = way.bucket.depth != FLAT
             level_reducer = self._level_reducer(communicator, state, buffer.device)
             run = partial(level_reducer.all_reduce, buffer, op, wire=way.wire, two_level=two_level)
+        elif buffer.is_contiguous():
+            run = communicator.bind_all_reduce(buffer, op, wire=way.wire, depth=way.bucket.depth)
         else:
             run = partial(
                 communicator.all_reduce, buffer, op, wire=way.wire, depth=way.bucket.depth
