@@ -95,5 +95,7 @@ def test_serve_rejects_what_the_draft_checkpoint_contradicts(coded: Path) -> Non
     engine = EngineArgs(
         model="demo", speculative_model=str(coded), speculative_model_quantization="awq"
     )
-    with pytest.raises(ConfigurationError, match=r"quantized \(gptq\), which is not 'awq'"):
+    with pytest.raises(
+        ConfigurationError, match=r"speculative_model .*quantized \(gptq\), which is not 'awq'"
+    ):
         check_before_start(engine, ReplicaArgs())

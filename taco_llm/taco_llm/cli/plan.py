@@ -36,7 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="Directory of a model or of EAGLE or Medusa heads, or a bundled model.",
+        help="Directory of a model or of EAGLE or Medusa heads, a .gguf file, or a bundled model.",
     )
     parser.add_argument(
         "--matrices",

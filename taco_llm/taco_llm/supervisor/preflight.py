@@ -4,6 +4,7 @@ from taco_draft.quantization import as_for_worker
 from taco_gateway.text.tokenizer.checks import check_tokenizer_files
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.replica_args import ReplicaArgs
+from taco_proto.errors import ConfigurationError
 from taco_worker.models.config import ModelConfig
 from taco_worker.startup_checks import (
     check_activations,
@@ -36,5 +37,9 @@ def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig
         check_memory(worker, model, replicas.data_parallel_size)
     drafter = engine.drafter_config()
     if drafter is not None:
-        check_model(as_for_worker(drafter.model), has_weights=not replicas.on_ray)
+        try:
+            check_model(as_for_worker(drafter.model), has_weights=not replicas.on_ray)
+        except ConfigurationError as error:
+            name = engine.speculative_model
+            raise ConfigurationError(f"speculative_model {name}: {error}") from None
     return model
