@@ -1,10 +1,12 @@
 // Compares each kernel of the C ABI with plain C++, with every instruction set of this machine.
 //
-// For machines and emulators without Python: one program and libtaco_kernels.so, no arguments.
-// Prints one line a check and then 'N passed, N failed'.
+// For machines and emulators without Python: one program and libtaco_kernels.so. Arguments are
+// names of parts (kParts); without any, all are run. Prints one line a check and then 'N passed, N
+// failed'.
 
 #include "selftest.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -53,7 +55,27 @@ Floats Random::normal(int64_t count, bool as_bf16) {
     return out;
 }
 
-int main() {
+struct Part {
+    const char* name;
+    void (*run)(const Subject&);
+};
+
+const Part kParts[] = {
+    {"functions", check_functions}, {"rotary", check_rotary},
+    {"norms", check_norms},         {"products", check_products},
+    {"codes", check_codes},         {"head_products", check_head_products},
+    {"experts", check_experts},     {"attention", check_attention},
+    {"program", check_program},     {"sampling", check_sampling},
+};
+
+// Whether a part is among the arguments; without any, all are.
+bool is_wanted(const char* name, const char* const* begin, const char* const* end) {
+    return begin == end || std::any_of(begin, end, [=](const char* argument) {
+               return std::strcmp(argument, name) == 0;
+           });
+}
+
+int main(int argc, char** argv) {
     Report report;
     for (int32_t index = 0; const char* isa = taco_isa_name(index); ++index) {
         if (const char* lacking = taco_isa_missing_feature(index)) {
@@ -62,16 +84,9 @@ int main() {
         }
         const Subject subject{isa, taco_pool_create(3, nullptr, index),
                               taco_pool_create(1, nullptr, index), report};
-        check_functions(subject);
-        check_rotary(subject);
-        check_norms(subject);
-        check_products(subject);
-        check_codes(subject);
-        check_head_products(subject);
-        check_experts(subject);
-        check_attention(subject);
-        check_program(subject);
-        check_sampling(subject);
+        for (const Part& part : kParts) {
+            if (is_wanted(part.name, argv + 1, argv + argc)) part.run(subject);
+        }
         taco_pool_destroy(subject.pool);
         taco_pool_destroy(subject.single);
     }
