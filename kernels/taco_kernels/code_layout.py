@@ -19,6 +19,7 @@ _BLOCK_BYTES = 64
 _ALIGNMENT = 64
 _TILE_COLUMNS = 32  # bfloat16 panels have whole tiles
 _INT8_TILE_COLUMNS = 64
+_INT8_COLUMNS = 16  # on vectors, a multiple of as many columns are summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +148,20 @@ def halves_of(
     return parts
 
 
-def takes_int8(layout: CodeLayout, k: int) -> bool:
+def takes_int8(layout: CodeLayout, k: int, *, on_tiles: bool = False) -> bool:
     """Whether a matrix of k columns with these codes can multiply activations in int8.
 
-    Products of whole numbers are summed exactly over a group, so groups are whole tiles (or rows),
-    and codes less their zeros fit int8. Columns in any order of groups are sorted by group: then
-    each group must have as many columns as if they were in order.
+    Products of whole numbers are summed exactly over a group. On vectors groups are a multiple of
+    16 columns (or rows). On tiles they are whole tiles (or rows), without steps or minima, and
+    codes less their zeros fit int8. Columns in any order of groups are sorted by group: then each
+    group must have as many columns as if they were in order.
+
+    Args:
+        on_tiles: the instruction set multiplies tiles (AMX).
     """
-    has_long_groups = layout.group >= k or layout.group % _INT8_TILE_COLUMNS == 0
-    if layout.has_minima or not has_long_groups:
+    columns = _INT8_TILE_COLUMNS if on_tiles else _INT8_COLUMNS
+    if layout.group < k and layout.group % columns:
         return False
-    if layout.step_type is not None:
+    if on_tiles and (layout.has_minima or layout.step_type is not None):
         return False
     return layout.kind == "int4" or (layout.kind == "int8" and not layout.has_zeros)

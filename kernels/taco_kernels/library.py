@@ -132,6 +132,11 @@ class CpuKernels:
         weakref.finalize(self, lib.taco_pool_destroy, self.pool).atexit = False
         os.register_at_fork(after_in_child=_forget_threads_of(weakref.ref(self)))
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether matrices of bfloat16 and int8 are multiplied on tiles (AMX)."""
+        return self.operand_tile_rows > 1
+
 
 def _forget_threads_of(kernels: weakref.ref[CpuKernels]) -> Callable[[], None]:
     def forget() -> None:

@@ -50,7 +50,8 @@ class CodedMatrix(WeightMatrix):
 
         Raises:
             ValueError: a segment begins at no multiple of 16 rows (of a half of a gated pair), or
-                they do not cover the rows, or the codes of one do not multiply these operands.
+                they do not cover the rows, or the codes of one multiply these operands on no
+                instruction set.
         """
         super().__init__(n, k, operands, gated=gated, segments=segments)
         for segment in segments_of_rows:
@@ -156,8 +157,8 @@ class CodedMatrix(WeightMatrix):
         """Packs codes [count, k] of rows of W from `start` on.
 
         Raises:
-            ValueError: the codes are unlike the layout of their rows, or the layout cannot hold
-                their values.
+            ValueError: the codes are unlike the layout of their rows, the layout cannot hold their
+                values, or the instruction set does not multiply the operands with such codes.
         """
         count, k = codes.shape
         if k != self.shape[1] or start < 0 or start + count > self.shape[0]:

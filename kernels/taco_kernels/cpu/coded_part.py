@@ -100,6 +100,8 @@ class CodedPart:
         if found != layout:
             raise ValueError(f"codes of another layout: {found}, not {layout}")
         if self._operands == torch.int8:
+            if not takes_int8(layout, self._k, on_tiles=kernels.has_tiles):
+                raise ValueError(f"{codes.kind} codes of such groups do not multiply int8 on tiles")
             check_order(codes, self._order)
             layout = replace(layout, has_column_groups=False)
         if codes.kind == "e4m3":
@@ -321,7 +323,7 @@ def _rounded(scales: Tensor, scale_type: ScaleType) -> tuple[Tensor, Tensor]:
 
 
 def check_operands(layout: CodeLayout | None, operands: torch.dtype, k: int) -> None:
-    """Raises ValueError if the codes do not multiply such operands."""
+    """Raises ValueError if the codes multiply such operands on no instruction set."""
     if operands == torch.bfloat16 or (layout is not None and takes_int8(layout, k)):
         return
     kind = "bfloat16 numbers" if layout is None else f"{layout.kind} codes of such groups"

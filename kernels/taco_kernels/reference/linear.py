@@ -60,10 +60,11 @@ def int8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 def coded_linear(
     low: Tensor, high: Tensor, scales: Tensor, codes: GroupCodes, bias: Tensor | None = None
 ) -> Tensor:
-    """Group codes, 4-bit or 8-bit without minima, times int8 activations.
+    """Group codes, 4-bit or 8-bit, times int8 activations.
 
     Sums of whole numbers are exact over a group of columns; groups are added in float32 by rising
-    columns, each with one rounding, and so are the products of outliers.
+    columns, each with one rounding, and so are the products of outliers. Minima follow the scaled
+    sum of their group, with another rounding.
 
     Args:
         low, high: whole numbers [m, k]; a row of activations is (low + 254 * high) * its scale,
@@ -83,11 +84,18 @@ def coded_linear(
         columns = slice(group * codes.group, (group + 1) * codes.group)
         exact = low[:, columns].double() @ numbers[:, columns].T
         sums = _fma(exact.float(), codes.scales[:, group].expand_as(sums), sums)
+        if codes.minima is not None:
+            factors = -low[:, columns].double().sum(1, keepdim=True).float()
+            minima = codes.minima[:, group].expand_as(sums)
+            sums = _fma(factors.expand_as(sums), minima, sums)
     for row in torch.nonzero(high.any(dim=1)).flatten().tolist():
         outliers = torch.zeros(n)
         for column in torch.nonzero(high[row]).flatten().tolist():
             products = (high[row, column] * numbers[:, column]).float()
             outliers = _fma(products, codes.scales[:, groups[column]], outliers)
+            if codes.minima is not None:
+                factors = (-high[row, column]).float().expand(n)
+                outliers = _fma(factors, codes.minima[:, groups[column]], outliers)
         sums[row] = _fma(outliers, torch.full_like(outliers, 254), sums[row])
     out = sums * scales[:, None]
     return out if bias is None else out + bias.float()

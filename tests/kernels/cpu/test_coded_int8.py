@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from support.cpu_kernels import EMULATED, NATIVE, decode_int8, kernels_of
-from support.group_codes import random_codes
-from taco_kernels.code_layout import CodeLayout, RowSegment, ScaleType, takes_int8
+from support.group_codes import random_codes, random_step_codes
+from taco_kernels.code_layout import CodeLayout, RowSegment, ScaleType, StepType, takes_int8
 from taco_kernels.cpu.coded_matrix import CodedMatrix
 from taco_kernels.cpu.coded_part import layout_of
 from taco_kernels.cpu.matmul import EncodedRows, in_row_order, multiply, multiply_argmax
@@ -25,6 +25,7 @@ from taco_kernels.group_codes import CodeKind, GroupCodes
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference.linear import coded_linear
 
+ON_VECTORS = [isa for isa in (*NATIVE, *EMULATED) if not isa.endswith("amx")]
 SCALE_TYPES: tuple[ScaleType, ...] = ("F32", "BF16", "F16", "F8_E8M0")
 
 
@@ -78,8 +79,8 @@ def packed(
     n=st.integers(1, 100),
     k=st.integers(1, 700),
     kind=st.sampled_from(["int4", "int8"]),
-    group=st.sampled_from([64, 128, 192, 1024, None]),
-    zeros=st.sampled_from(["none", "one", "any"]),
+    group=st.sampled_from([16, 32, 48, 64, 128, 192, 1024, None]),
+    offset=st.sampled_from(["none", "one zero", "zeros", "minima"]),
     scale_type=st.sampled_from(SCALE_TYPES),
     num_outliers=st.sampled_from([0, 1, 20]),
     threads=st.integers(1, 3),
@@ -91,16 +92,23 @@ def test_a_product_has_the_bits_of_its_definition(
     k: int,
     kind: CodeKind,
     group: int | None,
-    zeros: str,
+    offset: str,
     scale_type: ScaleType,
     num_outliers: int,
     threads: int,
 ) -> None:
     kernels = kernels_of(isa, threads)
-    offset = "zeros" if zeros != "none" and kind == "int4" else "none"
-    codes = random_codes(n, k, kind, group or k, offset=offset, scale_type=scale_type)
+    if kernels.has_tiles:
+        group = group and -(-group // 64) * 64
+        offset = "none" if offset == "minima" else offset
+    if kind == "int8" and offset != "minima":
+        offset = "none"
+    kinds = {"one zero": "zeros"}
+    codes = random_codes(
+        n, k, kind, group or k, offset=kinds.get(offset, offset), scale_type=scale_type
+    )
     zero = None
-    if zeros == "one" and codes.zeros is not None:
+    if offset == "one zero" and codes.zeros is not None:
         zero = 8
         codes = replace(codes, zeros=torch.full_like(codes.zeros, zero))
     bias = torch.randn(n)
@@ -110,6 +118,40 @@ def test_a_product_has_the_bits_of_its_definition(
     out = multiply(kernels, rows, matrix)
 
     assert torch.equal(out, expected(kernels, rows, codes, bias))
+
+
+@pytest.mark.parametrize("isa", ON_VECTORS)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.sampled_from([1, 2, 7, 13, 25, 90]),
+    n=st.integers(1, 100),
+    num_units=st.integers(1, 5),
+    kind=st.sampled_from(["int4", "int8"]),
+    group=st.sampled_from([16, 32, 64]),
+    groups_per_unit=st.sampled_from([2, 3, 8, 16]),
+    step_type=st.sampled_from(["U8", "I8", "F8_E4M3"]),
+    has_minima=st.booleans(),
+    num_outliers=st.sampled_from([0, 5]),
+)
+def test_products_of_scales_that_are_steps_of_units(
+    isa: str,
+    count: int,
+    n: int,
+    num_units: int,
+    kind: CodeKind,
+    group: int,
+    groups_per_unit: int,
+    step_type: StepType,
+    has_minima: bool,
+    num_outliers: int,
+) -> None:
+    kernels, k = kernels_of(isa, 2), num_units * group * groups_per_unit
+    codes = random_step_codes(n, k, kind, group, groups_per_unit, step_type, has_minima=has_minima)
+    rows = encoded(kernels, activations(count, k, num_outliers=min(num_outliers, k)))
+
+    out = multiply(kernels, rows, packed(kernels, codes, scale_type="F16"))
+
+    assert torch.equal(out, expected(kernels, rows, codes))
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])
@@ -130,11 +172,12 @@ def test_extreme_codes_and_activations(cpu_kernels: CpuKernels, kind: CodeKind) 
     assert torch.equal(out, expected(cpu_kernels, rows, codes))
 
 
-@pytest.mark.parametrize("group", [64, 256, 2100])
+@pytest.mark.parametrize("group", [32, 64, 256, 2100])
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 def test_bits_do_not_depend_on_neighbours_or_threads(
     cpu_kernels: CpuKernels, kind: CodeKind, group: int
 ) -> None:
+    group = max(group, 64) if cpu_kernels.has_tiles else group
     x = activations(130, 2100, num_outliers=5)
     codes = random_codes(200, 2100, kind, group, offset="zeros" if kind == "int4" else "none")
     matrix = packed(cpu_kernels, codes)
@@ -148,11 +191,12 @@ def test_bits_do_not_depend_on_neighbours_or_threads(
             assert torch.equal(out, wanted[begin:end]), (threads, begin, end)
 
 
-def test_all_instruction_sets_give_the_same_bits() -> None:
+@pytest.mark.parametrize("group", [32, 128])
+def test_all_instruction_sets_give_the_same_bits(group: int) -> None:
     x = activations(50, 1000, num_outliers=3)
-    codes = random_codes(130, 1000, "int4", 128, offset="zeros")
+    codes = random_codes(130, 1000, "int4", group, offset="zeros")
     products = []
-    for isa in (*NATIVE, *EMULATED):
+    for isa in (*NATIVE, *EMULATED) if group >= 64 else ON_VECTORS:
         kernels = kernels_of(isa, 2)
         products.append(multiply(kernels, encoded(kernels, x), packed(kernels, codes)))
 
@@ -230,7 +274,10 @@ def test_argmax_of_masked_columns(
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("count", [1, 50])
-def test_segments_of_unlike_codes(cpu_kernels: CpuKernels, gated: bool, count: int) -> None:
+@pytest.mark.parametrize("has_short_groups", [False, True])
+def test_segments_of_unlike_codes(
+    cpu_kernels: CpuKernels, gated: bool, count: int, has_short_groups: bool
+) -> None:
     k = 256
     parts = [
         random_codes(96, k, "int4", 64, offset="zeros"),
@@ -238,6 +285,10 @@ def test_segments_of_unlike_codes(cpu_kernels: CpuKernels, gated: bool, count: i
         random_codes(64, k, "int4", k, seed=2),
         random_codes(192, k, "int4", 128, seed=3),
     ]
+    if has_short_groups and not cpu_kernels.has_tiles:
+        parts[1] = random_codes(32, k, "int8", 32, offset="minima", seed=1)
+        parts[2] = random_step_codes(64, k, "int8", 16, 16, "I8", has_minima=False, seed=2)
+        parts[3] = random_step_codes(192, k, "int4", 32, 8, "U8", has_minima=True, seed=3)
     segments = [RowSegment(part.shape[0], layout_of(part)) for part in parts]
     matrix = CodedMatrix(384, k, segments, operands=torch.int8, gated=gated)
     start = 0
@@ -269,27 +320,42 @@ def test_packs_slices(cpu_kernels: CpuKernels) -> None:
     assert torch.equal(out, multiply(cpu_kernels, rows, packed(cpu_kernels, codes)))
 
 
+STEPS = CodeLayout("int4", 32, has_minima=True, step_type="U8", groups_per_unit=8)
+
+
 @pytest.mark.parametrize(
-    ("layout", "k", "wanted"),
+    ("layout", "k", "on_vectors", "on_tiles"),
     [
-        (CodeLayout("int4", 128), 1000, True),
-        (CodeLayout("int4", 1000), 1000, True),
-        (CodeLayout("int4", 64, has_zeros=True), 1000, True),
-        (CodeLayout("int8", 128), 1000, True),
-        (CodeLayout("int8", 128, has_zeros=True), 1000, False),
-        (CodeLayout("int4", 32), 1000, False),
-        (CodeLayout("int4", 96), 1000, False),
-        (CodeLayout("int4", 128, has_minima=True), 1000, False),
-        (CodeLayout("int4", 128, has_column_groups=True), 1000, True),
-        (CodeLayout("e4m3", 128), 1000, False),
-        (CodeLayout("table16", 128), 1000, False),
+        (CodeLayout("int4", 128), 1000, True, True),
+        (CodeLayout("int4", 1000), 1000, True, True),
+        (CodeLayout("int4", 64, has_zeros=True), 1000, True, True),
+        (CodeLayout("int8", 128), 1000, True, True),
+        (CodeLayout("int8", 128, has_zeros=True), 1000, False, False),
+        (CodeLayout("int4", 32), 1000, True, False),
+        (CodeLayout("int4", 16), 1000, True, False),
+        (CodeLayout("int4", 40), 1000, False, False),
+        (CodeLayout("int4", 128, has_minima=True), 1000, True, False),
+        (STEPS, 1024, True, False),
+        (CodeLayout("int4", 128, has_column_groups=True), 1000, True, True),
+        (CodeLayout("e4m3", 128), 1000, False, False),
+        (CodeLayout("table16", 128), 1000, False, False),
     ],
 )
-def test_which_codes_take_int8_activations(layout: CodeLayout, k: int, wanted: bool) -> None:
-    assert takes_int8(layout, k) == wanted
-    if not wanted:
+def test_which_codes_take_int8_activations(
+    layout: CodeLayout, k: int, on_vectors: bool, on_tiles: bool
+) -> None:
+    assert takes_int8(layout, k) == on_vectors
+    assert takes_int8(layout, k, on_tiles=True) == on_tiles
+    if not on_vectors:
         with pytest.raises(ValueError, match="do not multiply"):
             CodedMatrix(32, k, [RowSegment(32, layout)], operands=torch.int8)
+
+
+def test_short_groups_are_rejected_on_tiles() -> None:
+    kernels = kernels_of("emulated_amx", 1)
+
+    with pytest.raises(ValueError, match="int8 codes of such groups do not multiply int8 on tiles"):
+        packed(kernels, random_codes(16, 64, "int8", 32))
 
 
 def test_zeros_that_make_codes_too_great_are_rejected() -> None:

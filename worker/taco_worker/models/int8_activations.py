@@ -14,9 +14,10 @@ from taco_worker.models.plan.ops.linear import Linear
 
 
 def check_int8_activations(plan: ModelPlan, codes: Mapping[str, Sequence[CodeSegment]]) -> None:
-    """Check that all codes multiply int8 activations on the CPU kernels.
+    """Check that all codes multiply int8 activations on the CPU kernels of some machine.
 
-    Matrices that the kernels may have to dequantize are left to the worker.
+    Matrices that the kernels may have to dequantize are left to the worker, and so are codes that
+    AMX alone does not multiply.
 
     Raises:
         ValueError: a matrix of codes does not allow it.
@@ -40,7 +41,7 @@ def check_int8_activations(plan: ModelPlan, codes: Mapping[str, Sequence[CodeSeg
 def no_int8_activations(parameter: str) -> ValueError:
     """The error of a matrix whose codes do not multiply int8 activations."""
     return ValueError(
-        f"the codes of {parameter} do not multiply int8 activations: int8 needs groups of a "
-        "multiple of 64 columns, codes without minima, and experts without activation order; "
-        "use quantized_activations auto"
+        f"the codes of {parameter} do not multiply int8 activations: int8 needs integers in groups "
+        "of a multiple of 16 columns (with AMX of 64, and without minima), and experts without "
+        "activation order; use quantized_activations auto"
     )

@@ -122,7 +122,12 @@ def test_codes_compute_the_bits_of_their_values(
     plan, kernels = load_hf_config(tmp_path).plan, kernels_of(isa, 2)
     filler = Filler(plan)
     coded = CpuWeights(
-        plan, kernels, dtype=torch.bfloat16, quantization=None, codes=filler.segments()
+        plan,
+        kernels,
+        dtype=torch.bfloat16,
+        quantization=None,
+        codes=filler.segments(),
+        activations="bfloat16",
     )
     plain = CpuWeights(plan, kernels, dtype=torch.bfloat16, quantization=None)
     logits = []

@@ -77,12 +77,14 @@ def logits(model: CpuModel, sizes: tuple[int, ...] = (45,)) -> Tensor:
 
 @pytest.mark.parametrize("isa", NATIVE)
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MixtralForCausalLM"])
+@pytest.mark.parametrize("group", [32, 64])
 def test_int8_activations_change_logits_little_and_no_bit_by_chunks(
-    isa: str, architecture: str, tmp_path: Path
+    isa: str, architecture: str, group: int, tmp_path: Path
 ) -> None:
+    group = 64 if isa == "amx" else group
     plan = plan_of(tmp_path, architecture, tie_word_embeddings=False)
-    exact = logits(loaded(plan, isa, "bfloat16")[1])
-    weights, model = loaded(plan, isa, "auto")
+    exact = logits(loaded(plan, isa, "bfloat16", group)[1])
+    weights, model = loaded(plan, isa, "auto", group)
     assert model.description.endswith(", bfloat16, int4 codes, int8 activations")
 
     found = logits(model)
@@ -96,15 +98,15 @@ def test_int8_activations_change_logits_little_and_no_bit_by_chunks(
     assert torch.equal(logits(model, (1, 20, 3, 21)), found)
 
 
-def test_short_groups_multiply_bfloat16(tmp_path: Path) -> None:
+def test_short_groups_multiply_bfloat16_on_tiles(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "LlamaForCausalLM", tie_word_embeddings=False)
 
-    weights, model = loaded(plan, NATIVE[-1], "auto", group=32)
+    weights, model = loaded(plan, "emulated_amx", "auto", group=32)
 
     assert model.description.endswith(", bfloat16, int4 codes, bfloat16 activations")
     assert {matrix.dtype for matrix in weights.matrices.values()} == {torch.bfloat16}
     with pytest.raises(ValueError, match="do not multiply int8 activations"):
-        loaded(plan, NATIVE[-1], "int8", group=32)
+        loaded(plan, "emulated_amx", "int8", group=32)
 
 
 def test_embeddings_are_read_from_a_tied_head_of_codes(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_embeddings_are_read_from_a_tied_head_of_codes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MixtralForCausalLM"])
-@pytest.mark.parametrize(("group", "fits"), [(64, True), (32, False)])
+@pytest.mark.parametrize(("group", "fits"), [(64, True), (32, True), (40, False)])
 def test_headers_tell_what_multiplies_int8(
     architecture: str, group: int, fits: bool, tmp_path: Path
 ) -> None:

@@ -330,7 +330,7 @@ class CpuWeights:
         is_expert = parameter in self._expert_weights  # their rows are written in one order
         return all(
             segment.layout is not None
-            and takes_int8(segment.layout, k)
+            and takes_int8(segment.layout, k, on_tiles=self._kernels.has_tiles)
             and not (is_expert and segment.layout.has_column_groups)
             for segment in self._codes[parameter]
         )

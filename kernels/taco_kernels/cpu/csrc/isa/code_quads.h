@@ -37,6 +37,11 @@ inline I32 dot_codes(I32 sum, const Quads& quads, const int8_t* a) {
     for (int i = 0; i < 4 * LANES; ++i) sum.v[i / 4] += quads.codes[i] * a[i % 4];
     return sum;
 }
+// sum + the four signed numbers of each lane.
+inline I32 add_quads(I32 sum, const int8_t* p) {
+    for (int i = 0; i < 4 * LANES; ++i) sum.v[i / 4] += p[i];
+    return sum;
+}
 inline I32 mul(I32 a, I32 b) {
     return each_i32([&](int i) { return a.v[i] * b.v[i]; });
 }
@@ -82,6 +87,9 @@ inline I32 dot_codes(I32 sum, Quads quads, const int8_t* a) {
     int32_t quad;
     std::memcpy(&quad, a, sizeof quad);
     return {_mm512_dpbusd_epi32(sum.v, quads.v, _mm512_set1_epi32(quad))};
+}
+inline I32 add_quads(I32 sum, const int8_t* p) {
+    return {_mm512_dpbusd_epi32(sum.v, _mm512_set1_epi8(1), _mm512_loadu_si512(p))};
 }
 inline I32 mul(I32 a, I32 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline I32 to_int(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }
@@ -142,6 +150,13 @@ inline I32 dot_codes(I32 sum, ByteQuads quads, const int8_t* a) {
         return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(numbers, codes));
     };
     return {add_pairs(sum.low, pairs(quads.low)), add_pairs(sum.high, pairs(quads.high))};
+}
+inline I32 add_quads(I32 sum, const int8_t* p) {
+    const auto pairs = [](const int8_t* at) {
+        return _mm256_maddubs_epi16(_mm256_set1_epi8(1),
+                                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+    };
+    return {add_pairs(sum.low, pairs(p)), add_pairs(sum.high, pairs(p + 32))};
 }
 inline I32 mul(I32 a, I32 b) {
     return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)};

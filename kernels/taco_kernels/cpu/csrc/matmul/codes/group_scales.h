@@ -40,4 +40,61 @@ __attribute__((always_inline)) inline F32 load_steps(StepType type, const char* 
 // Of numbers of columns: 64-bit divisions take longer.
 inline int64_t quotient(int64_t a, int64_t b) { return uint32_t(a) / uint32_t(b); }
 
+// Loads scales and offsets of groups, for numbers that are divided by their FACTOR: powers of two
+// change no bit.
+template <class Numbers, GroupOffset OFFSET>
+class GroupsOf {
+public:
+    explicit GroupsOf(const CodePart& part)
+        : scale_type_(part.scale_type),
+          step_type_(part.step_type),
+          stride_(part.group_bytes()),
+          offset_(PANEL * scale_bytes(part.scale_type)),
+          steps_(part.unit_bytes()) {}
+
+    // `header`: of the chunk; `group`: of the chunk.
+    __attribute__((always_inline)) GroupScales load(const char* header, int64_t group) const {
+        const bool has_steps = step_type_ != StepType::none;
+        const char* at = header + group * stride_;
+        const char* units = has_steps ? header : at;
+        GroupScales out{load_scales(scale_type_, units), zero()};
+        if constexpr (OFFSET == GroupOffset::zero) {
+            out.offset = load_bf16(reinterpret_cast<const bf16*>(units + offset_));
+            out.offset = mul(out.offset, set1(1 / Numbers::FACTOR));
+        } else if constexpr (OFFSET == GroupOffset::minimum) {
+            out.offset = load_scales(scale_type_, units + offset_);
+        }
+        if (has_steps) {
+            out.scale = mul(out.scale, load_steps(step_type_, at + steps_));
+            if constexpr (OFFSET == GroupOffset::minimum) {
+                out.offset = mul(out.offset, load_steps(StepType::u8, at + steps_ + PANEL));
+            }
+        }
+        if constexpr (Numbers::FACTOR != 1) out.scale = mul(out.scale, set1(Numbers::FACTOR));
+        return out;
+    }
+
+private:
+    const ScaleType scale_type_;
+    const StepType step_type_;
+    const int64_t stride_, offset_, steps_;
+};
+
+// Numbers that are whole.
+struct WholeNumbers {
+    static constexpr float FACTOR = 1;
+};
+
+// Scales and offsets of a group of whole numbers; an offset that groups do not have is zero.
+inline GroupScales load_group(const CodePart& part, const char* header, int64_t group) {
+    switch (part.offset) {
+        case GroupOffset::zero:
+            return GroupsOf<WholeNumbers, GroupOffset::zero>(part).load(header, group);
+        case GroupOffset::minimum:
+            return GroupsOf<WholeNumbers, GroupOffset::minimum>(part).load(header, group);
+        case GroupOffset::none: break;
+    }
+    return GroupsOf<WholeNumbers, GroupOffset::none>(part).load(header, group);
+}
+
 }  // namespace TACO_ISA

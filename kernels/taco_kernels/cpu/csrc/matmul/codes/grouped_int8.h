@@ -1,15 +1,18 @@
 // Products of matrices of codes (code_args.h) with int8 activations: of 4-bit codes, and of 8-bit
-// codes without zeros. A chunk is one group: a multiple of 64 columns, or all columns.
+// codes without zeros. Groups have a multiple of 16 columns, or all columns. On tiles they have a
+// multiple of 64 or all columns, and neither steps nor minima.
 //
 // A row of activations is (q + OUTLIER_STEP * h) * s, with int8 numbers q, high parts h that are 0
 // except for outliers, and the row's scale s (encode_int8.h). In float32, a product is:
 //
 //     sum = 0;   for each group g by rising column:  sum = fma(float(S[g]), scale[g], sum)
+//                         if there are minima:       sum = fma(-float(Q[g]), minimum[g], sum)
 //     high = 0;  for each outlier likewise:          high = fma(h * (code - zero), scale[g], high)
+//                         if there are minima:       high = fma(-h, minimum[g], high)
 //     result = fma(high, OUTLIER_STEP, sum) * s
 //
-// where S[g] is the sum of q * (code - zero) over the group, an exact int32. So a result has the
-// same bits on all instruction sets, whatever is computed with it.
+// where S[g] is the sum of q * (code - zero) over the group and Q[g] the sum of q, exact int32. So
+// a result has the same bits on all instruction sets, whatever is computed with it.
 //
 // A block of 4-bit codes has columns 0 to 3 of each row in the low halves of its bytes, and columns
 // 4 to 7 in the high halves; a block of 8-bit codes is a row of an int8 panel (matrix.h):
@@ -36,9 +39,14 @@ class PanelGroups {
 public:
     PanelGroups(const CodePart& part, int64_t panel) : part_(part), data_(part.panel(panel)) {}
 
-    int64_t count() const { return ceil_div(part_.k, part_.chunk); }
-    const char* header(int64_t group) const { return data_ + group * part_.chunk_bytes(); }
-    const char* codes(int64_t group) const { return header(group) + part_.header_bytes(); }
+    // Of a group's chunk.
+    const char* header(int64_t group) const {
+        return data_ + quotient(group, part_.num_groups) * part_.chunk_bytes();
+    }
+    const char* codes(int64_t group) const {
+        return header(group) + part_.header_bytes() +
+               part_.code_bytes(of_chunk(group) * part_.group_columns());
+    }
     // Steps of a group; the last one may have fewer.
     int64_t steps() const { return ceil_div(part_.chunk, STEP_K); }
     // The memory of a step: of the header, if the step begins a group.
@@ -47,7 +55,10 @@ public:
         return step == begin ? header(group)
                              : codes(group) + part_.code_bytes((step - begin) * STEP_K);
     }
-    F32 scales(int64_t group) const { return load_scales(part_.scale_type, header(group)); }
+    // Scales, and zeros or minima.
+    GroupScales scales(int64_t group) const {
+        return load_group(part_, header(group), of_chunk(group));
+    }
     // Of each row.
     I32 zeros(int64_t group) const {
         if (part_.offset != GroupOffset::zero) return set1_i32(part_.zero);
@@ -57,7 +68,7 @@ public:
 
     // Column k of the sixteen rows less their zeros.
     F32 numbers(int64_t k) const {
-        const int64_t group = k / part_.chunk, column = k % part_.chunk;
+        const int64_t group = k / part_.group_columns(), column = k % part_.group_columns();
         const char* block = codes(group) + part_.code_bytes(column);
         if (part_.kind == CodeKind::int8) {
             return load_byte_of_quads(reinterpret_cast<const int8_t*>(block), column % 4);
@@ -88,6 +99,8 @@ public:
 #endif
 
 private:
+    int64_t of_chunk(int64_t group) const { return group % part_.num_groups; }
+
     const CodePart& part_;
     const char* data_;
 };
@@ -98,8 +111,11 @@ inline F32 grouped_outlier_sums(const RowScale& scale, const CodePart& part, int
     F32 sums = zero();
     for (int32_t i = 0; i < scale.num_outliers; ++i) {
         const Outlier& outlier = scale.outliers[i];
-        const F32 products = mul(set1(outlier.high), groups.numbers(outlier.k));
-        sums = fma(products, groups.scales(outlier.k / part.chunk), sums);
+        const GroupScales group = groups.scales(outlier.k / part.group_columns());
+        sums = fma(mul(set1(outlier.high), groups.numbers(outlier.k)), group.scale, sums);
+        if (part.offset == GroupOffset::minimum) {
+            sums = fma(set1(-outlier.high), group.offset, sums);
+        }
     }
     return sums;
 }

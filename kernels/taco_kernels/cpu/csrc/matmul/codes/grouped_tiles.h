@@ -31,7 +31,7 @@ public:
         for (int64_t step = steps.begin, end; step < steps.end; step = end) {
             const int64_t group = step / group_steps, begin = group * group_steps;
             end = std::min(begin + group_steps, steps.end);
-            store(scales_[panel][group - first], groups.scales(group));
+            store(scales_[panel][group - first], groups.scales(group).scale);
             groups.decode(group, {step - begin, end - begin}, out);
             out += (end - step) * TILE_BYTES;
         }

@@ -1,9 +1,9 @@
 // Products of codes with int8 activations on vectors: codes are decoded in registers, and the int32
 // sums of a group stay there.
 //
-// Codes are the unsigned factor of the multiplying instructions. What a group's sums have too much
-// is then subtracted: the sum of the group's activations times zero, and times what makes codes
-// positive.
+// Codes are the unsigned factor of the multiplying instructions. What a group's sums then have too
+// much is the sum of the group's activations times zero, and times what makes codes positive: sums
+// start with the negative of what is known of all codes.
 #pragma once
 
 #include "matmul/codes/signed_rows.h"
@@ -32,96 +32,145 @@ struct ByteBlock {
     static Quads load(const char* p, int) { return load_byte_quads(p); }
 };
 
-// One group of a few panels that are alike.
+// Columns of the groups that a pass takes together, unless one group has more: their codes stay in
+// an L1 cache while all rows use them.
+constexpr int64_t RUN_COLUMNS = 128, MOST_RUN_GROUPS = RUN_COLUMNS / SUM_K;
+
+// Walks over a panel of a part, some groups at a time: those of a chunk, or chunks of one group.
+// Offsets are in bytes, of each panel that is alike.
+class PanelRuns {
+public:
+    explicit PanelRuns(const CodePart& part)
+        : chunk_groups_(part.num_groups),
+          header_bytes_(part.header_bytes()),
+          chunk_bytes_(part.chunk_bytes()),
+          code_bytes_(part.code_bytes(part.group_columns())) {
+        const int64_t most = chunk_groups_ == 1 ? MOST_RUN_GROUPS : chunk_groups_;
+        most_groups_ = std::clamp<int64_t>(RUN_COLUMNS / part.group_columns(), 1, most);
+        while (most % most_groups_) --most_groups_;  // runs end with a chunk
+    }
+
+    // From the codes of a group to those of the next.
+    int64_t stride() const { return chunk_groups_ == 1 ? chunk_bytes_ : code_bytes_; }
+    int64_t most_groups() const { return most_groups_; }
+    // Of the chunk of a group of this run, and the group's number in it.
+    int64_t header(int64_t group) const {
+        return chunk_ + (chunk_groups_ == 1 ? group * chunk_bytes_ : 0);
+    }
+    int64_t of_chunk(int64_t group) const { return chunk_groups_ == 1 ? 0 : first_ + group; }
+    // Of the first group.
+    int64_t codes() const { return chunk_ + header_bytes_ + first_ * code_bytes_; }
+
+    void next() {
+        if (chunk_groups_ == 1) {
+            chunk_ += most_groups_ * chunk_bytes_;
+        } else if ((first_ += most_groups_) == chunk_groups_) {
+            first_ = 0;
+            chunk_ += chunk_bytes_;
+        }
+    }
+
+private:
+    const int64_t chunk_groups_, header_bytes_, chunk_bytes_, code_bytes_;
+    int64_t most_groups_, chunk_ = 0, first_ = 0;
+};
+
+// Adjacent groups of a few panels that are alike.
 struct GroupPass {
-    const CodePart* part;  // of the first panel
-    const char* headers[MOST_PASS_PANELS];
-    const char* next[MOST_PASS_PANELS];  // memory to prefetch meanwhile
-    int64_t num_blocks;                  // of codes, of a panel
-    bool is_first;                       // float sums start at zero
+    const CodePart* part;                 // of the first panel
+    const char* codes[MOST_PASS_PANELS];  // of the first group
+    const char* next[MOST_PASS_PANELS];   // memory to prefetch meanwhile
+    int64_t num_groups;
+    int64_t stride;       // bytes from one group's codes to the next's
+    int64_t num_blocks;   // of codes, of a group of a panel
+    int64_t last_blocks;  // of the last group
+    bool is_first;        // float sums start at zero
+    // Of each group and panel; offsets are zeros or minima.
+    alignas(64) float scales[MOST_RUN_GROUPS][MOST_PASS_PANELS][PANEL];
+    alignas(64) float offsets[MOST_RUN_GROUPS][MOST_PASS_PANELS][PANEL];
 };
 
-// Rows of int8 numbers, and what their sums over a group have too much: with zeros of groups, the
-// sum of the group's numbers, which is multiplied with zero.
+// Rows of int8 numbers, and what SignedRows has of each group of each of them.
 struct GroupRowsAt {
-    const int8_t* numbers;  // SignedRows
-    const int32_t* excess;
-    int64_t excess_stride;
+    const int8_t* numbers;
+    const int32_t *starts, *factors;
 };
 
-// sums[p][r] (from zero at the first group) += rows x panels over one group. Never inlined: as
+// sums[p][r] (from zero at the first group) += rows x panels over some groups. Never inlined: as
 // add_pass.
 template <class Codes, int R, int P>
-__attribute__((noinline)) void add_group(const GroupPass& pass, const GroupRowsAt& rows,
-                                         float* sums, int64_t sums_stride) {
-    const CodePart& part = *pass.part;
-    I32 sum[R][P];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) sum[r][p] = zero_i32();
-    }
-    const int64_t header_bytes = part.header_bytes(), num_blocks = pass.num_blocks;
+__attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRowsAt& rows,
+                                          float* sums, int64_t sums_stride) {
+    const GroupOffset offset = pass.part->offset;
     const int8_t* numbers = rows.numbers;
-    for (int64_t block = 0; block < num_blocks; ++block) {
-#pragma GCC unroll 2
-        for (int half = 0; half < Codes::PARTS; ++half) {
-            asm volatile("" ::: "memory");  // holds the loads of this half back until here
-            typename Codes::Quads quads[P];
-#pragma GCC unroll 8
-            for (int p = 0; p < P; ++p) {
-                quads[p] = Codes::load(pass.headers[p] + header_bytes + block * STEP_BYTES, half);
-                if (half == 0) __builtin_prefetch(pass.next[p] + block * STEP_BYTES, 0, 2);
-            }
+    const int32_t *starts = rows.starts, *factors = rows.factors;
+    for (int64_t group = 0; group < pass.num_groups; ++group, starts += R, factors += R) {
+        I32 sum[R][P];
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
+        for (int r = 0; r < R; ++r) {
+            const I32 first = set1_i32(starts[r]);
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) sum[r][p] = first;
+        }
+        const int64_t start = group * pass.stride;
+        const int64_t blocks = group + 1 < pass.num_groups ? pass.num_blocks : pass.last_blocks;
+        for (int64_t block = 0; block < blocks; ++block) {
+#pragma GCC unroll 2
+            for (int half = 0; half < Codes::PARTS; ++half) {
+                asm volatile("" ::: "memory");  // holds the loads of this half back until here
+                typename Codes::Quads quads[P];
 #pragma GCC unroll 8
                 for (int p = 0; p < P; ++p) {
-                    sum[r][p] = dot_codes(sum[r][p], quads[p], numbers + r * 4);
-                    keep(sum[r][p]);
+                    const int64_t at = start + block * STEP_BYTES;
+                    quads[p] = Codes::load(pass.codes[p] + at, half);
+                    if (half == 0) __builtin_prefetch(pass.next[p] + at, 0, 2);
                 }
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+                    for (int p = 0; p < P; ++p) {
+                        sum[r][p] = dot_codes(sum[r][p], quads[p], numbers + r * 4);
+                        keep(sum[r][p]);
+                    }
+                }
+                numbers += 4 * R;
             }
-            numbers += 4 * R;
         }
-    }
-    const int32_t* excess = rows.excess;
-    if (part.offset == GroupOffset::zero) {
+        const bool is_first = pass.is_first && group == 0;
 #pragma GCC unroll 8
         for (int p = 0; p < P; ++p) {
-            const char* at = pass.headers[p] + PANEL * scale_bytes(part.scale_type);
-            const I32 zeros = to_int(load_bf16(reinterpret_cast<const bf16*>(at)));
+            const F32 scale = load(pass.scales[group][p]);
+            if (offset == GroupOffset::zero) {
+                const I32 zeros = to_int(load(pass.offsets[group][p]));
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const I32 each = set1_i32(factors[r]);
+                    sum[r][p] = add(sum[r][p], mul(zeros, each));
+                }
+            }
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
-                sum[r][p] = sub(sum[r][p], mul(zeros, set1_i32(excess[r * rows.excess_stride])));
+                float* out = sums + p * sums_stride + r * PANEL;
+                F32 value = fma(to_float(sum[r][p]), scale, is_first ? zero() : load(out));
+                if (offset == GroupOffset::minimum) {
+                    float factor;
+                    std::memcpy(&factor, factors + r, sizeof factor);
+                    value = fma(set1(factor), load(pass.offsets[group][p]), value);
+                }
+                store(out, value);
             }
-        }
-    } else {
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const I32 each = set1_i32(excess[r * rows.excess_stride]);
-#pragma GCC unroll 8
-            for (int p = 0; p < P; ++p) sum[r][p] = sub(sum[r][p], each);
-        }
-    }
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-        const F32 scale = load_scales(part.scale_type, pass.headers[p]);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            float* out = sums + p * sums_stride + r * PANEL;
-            store(out, fma(to_float(sum[r][p]), scale, pass.is_first ? zero() : load(out)));
         }
     }
 }
 
-// Calls the add_group for a number of panels known at run time, a power of two.
+// Calls the add_groups for a number of panels known at run time, a power of two.
 template <class Codes, int R, int P = pass_panels(R)>
-void add_group(int64_t panels, const GroupPass& pass, const GroupRowsAt& rows, float* sums,
-               int64_t sums_stride) {
+void add_groups(int64_t panels, const GroupPass& pass, const GroupRowsAt& rows, float* sums,
+                int64_t sums_stride) {
     if constexpr (P > 1) {
-        if (panels < P) return add_group<Codes, R, P / 2>(panels, pass, rows, sums, sums_stride);
+        if (panels < P) return add_groups<Codes, R, P / 2>(panels, pass, rows, sums, sums_stride);
     }
-    add_group<Codes, R, P>(pass, rows, sums, sums_stride);
+    add_groups<Codes, R, P>(pass, rows, sums, sums_stride);
 }
 
 // The sums of a block, floats, without the scales of rows.
@@ -163,37 +212,68 @@ private:
 
     static bool are_alike(const CodePart& a, const CodePart& b) {
         return &a == &b || (a.kind == b.kind && a.scale_type == b.scale_type &&
-                            a.offset == b.offset && a.zero == b.zero && a.chunk == b.chunk);
+                            a.step_type == b.step_type && a.offset == b.offset &&
+                            a.zero == b.zero && a.chunk == b.chunk && a.num_groups == b.num_groups);
     }
 
     template <class Codes>
     void sum_panels(Range panels) {
-        constexpr int64_t BLOCK_K = 4 * Codes::PARTS;
         const CodePart& part = part_of(panels.begin);
-        rows_.sum_groups(part.chunk,
-                         part.offset == GroupOffset::zero ? 1 : part.zero + Codes::OFFSET);
-        const int64_t num_groups = ceil_div(part.k, part.chunk), sums_stride = block_.sums_stride();
+        const int64_t columns = part.group_columns();
+        rows_.sum_groups(columns, -(part.zero + Codes::OFFSET), part.offset);
+        PanelRuns runs(part);
+        const int64_t num_groups = ceil_div(part.k, columns), sums_stride = block_.sums_stride();
         float* sums = sums_ + (panels.begin - block_.panels.begin) * sums_stride;
-        GroupPass pass{};
+        GroupPass pass;
         pass.part = &part;
+        pass.stride = runs.stride();
+        pass.num_blocks = ceil_div(columns, part.block_columns());
+        const char* data[MOST_PASS_PANELS];
         for (int64_t i = 0; i < panels.size(); ++i) {
-            pass.next[i] = part_of(panels.begin + i).panel(panels.begin + i);
+            data[i] = part_of(panels.begin + i).panel(panels.begin + i);
         }
-        for (int64_t group = 0; group < num_groups; ++group) {
-            const int64_t k = group * part.chunk;
-            pass.num_blocks = ceil_div(std::min(part.chunk, part.k - k), BLOCK_K);
+        for (int64_t group = 0, end; group < num_groups; group = end) {
+            end = std::min(group + runs.most_groups(), num_groups);
+            pass.num_groups = end - group;
+            const int64_t last = (end - 1) * columns;
+            pass.last_blocks = ceil_div(std::min(columns, part.k - last), part.block_columns());
             pass.is_first = group == 0;
+            const PanelRuns run = runs;
+            runs.next();
             for (int64_t i = 0; i < panels.size(); ++i) {
-                pass.headers[i] = pass.next[i];
-                pass.next[i] = group + 1 < num_groups ? pass.headers[i] + part.chunk_bytes()
-                                                      : after(panels.end + i);
+                pass.next[i] = end < num_groups ? data[i] + runs.codes() : after(panels.end + i);
+                load_run(pass, run, data[i], i);
             }
             for_row_blocks<CODE_PASS_ROWS>(block_.rows.size(), [&](int64_t row, auto pass_rows) {
-                const GroupRowsAt rows = {rows_.numbers(row, pass_rows, k),
-                                          rows_.excess(row, group), rows_.excess_stride()};
-                add_group<Codes, pass_rows>(panels.size(), pass, rows, sums + row * PANEL,
-                                            sums_stride);
+                const GroupRowsAt rows = {rows_.numbers(row, pass_rows, group * columns),
+                                          rows_.starts(row, pass_rows, group),
+                                          rows_.factors(row, pass_rows, group)};
+                add_groups<Codes, pass_rows>(panels.size(), pass, rows, sums + row * PANEL,
+                                             sums_stride);
             });
+        }
+    }
+
+    // Loads the scales and offsets of a run of the panel at `index` of a pass.
+    static void load_run(GroupPass& pass, const PanelRuns& run, const char* panel, int64_t index) {
+        pass.codes[index] = panel + run.codes();
+        switch (pass.part->offset) {
+            case GroupOffset::none: return load_run<GroupOffset::none>(pass, run, panel, index);
+            case GroupOffset::zero: return load_run<GroupOffset::zero>(pass, run, panel, index);
+            case GroupOffset::minimum:
+                return load_run<GroupOffset::minimum>(pass, run, panel, index);
+        }
+    }
+    template <GroupOffset OFFSET>
+    static void load_run(GroupPass& pass, const PanelRuns& run, const char* panel, int64_t index) {
+        const GroupsOf<WholeNumbers, OFFSET> groups(*pass.part);
+        const int64_t ahead = pass.next[index] - pass.codes[index];
+        for (int64_t group = 0; group < pass.num_groups; ++group) {
+            const char* header = panel + run.header(group);
+            __builtin_prefetch(header + ahead, 0, 2);
+            const GroupScales found = groups.load(header, run.of_chunk(group));
+            store(pass.scales[group][index], found.scale);
+            if (OFFSET != GroupOffset::none) store(pass.offsets[group][index], found.offset);
         }
     }
 
