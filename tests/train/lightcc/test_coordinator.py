@@ -165,6 +165,21 @@ def test_requests_of_a_group_run_together() -> None:
     assert list(map(names, take(one))) == [["a", "b"]]
 
 
+def test_groups_of_one_label_in_two_process_sets_run_apart() -> None:
+    one = coordinator(2, fusion_bytes=0)
+    for rank in range(2):
+        for other in range(2):
+            submit(one, other, Request(Kind.ADD_GROUP, f"add {rank}", ranks=(rank,)))
+    assert [batch.result for batch in take(one)] == [1, 2]
+    for name in "ab":
+        for rank in range(2):
+            request = replace(GRADIENT, name=name, together="g", num_together=2, group=rank + 1)
+            submit(one, rank, request)
+    batches = take(one)
+    assert list(map(names, batches)) == [["a", "b"]] * 2
+    assert [{request.group for request in batch.requests} for batch in batches] == [{1}, {2}]
+
+
 def test_process_sets_are_numbered_and_wait_for_their_ranks_alone() -> None:
     one = coordinator(3)
     add = Request(Kind.ADD_GROUP, "add", ranks=(0, 2))

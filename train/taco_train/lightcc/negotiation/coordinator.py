@@ -186,16 +186,17 @@ class Coordinator:
 
     def _units(self, keys: list[Key]) -> Iterator[list[Key]]:
         """Keys that must run together; those of incomplete units wait for the others."""
-        labelled: dict[str, list[Key]] = defaultdict(list)
+        labelled: dict[Key, list[Key]] = defaultdict(list)
         for key in keys:
             example = self._pending[key].example
             if not example.together:
                 yield [key]
                 continue
-            unit = labelled[example.together]
+            label = (example.group, example.together)
+            unit = labelled[label]
             unit.append(key)
             if len(unit) == example.num_together and not any(map(self._is_torn, unit)):
-                yield labelled.pop(example.together)
+                yield labelled.pop(label)
         self._complete = {key: None for unit in labelled.values() for key in unit}
 
     def _is_torn(self, key: Key) -> bool:
