@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from taco_train.cluster.ranks import Placement
 from taco_train.cluster.store import KeyValueStore
 from taco_train.collective.communicator import Communicator
+from taco_train.collective.errors import CommunicationError
 from taco_train.collective.levels import make_layout
 from taco_train.collective.store import connect as find_ranks
 from taco_train.lightcc.bucket_reducer import BucketReducer
@@ -98,8 +100,9 @@ def _make_job(
                 f"HOROVOD_TIMELINE is {settings.timeline!r}; it must be a file that rank 0 can "
                 f"write: {error.strerror}"
             ) from None
-    address, port, token = store.get(_ADDRESS_KEY).decode().rsplit(" ", 2)
-    connection = connect(address, int(port), token=bytes.fromhex(token), rank=placement.rank)
+    connection = _connect(store, placement.rank)
+    made.callback(connection.close)
+    communicator.barrier()  # rank 0 may leave as soon as it is here: all must have connected
 
     def link(on_batch: Callable[[Batch], None], on_lost: Callable[[str], None]) -> RankLink:
         return RankLink(
@@ -149,6 +152,19 @@ def _serve(
     server.start()
     store.set(_ADDRESS_KEY, f"{address} {server.port} {token.hex()}")
     return server
+
+
+def _connect(store: KeyValueStore, rank: int) -> socket.socket:
+    """Connect to rank 0's coordinator."""
+    address, port, token = store.get(_ADDRESS_KEY).decode().rsplit(" ", 2)
+    try:
+        return connect(address, int(port), token=bytes.fromhex(token), rank=rank)
+    except OSError as error:
+        raise CommunicationError(
+            f"rank 0 is gone, or {address}:{port} cannot be reached from rank {rank}: {error}",
+            rank=0,
+            stage="connecting",
+        ) from error
 
 
 def open_job(

@@ -45,7 +45,7 @@ def join_round(settings: Settings) -> Job:
             return open_job(
                 settings, environment, generation=said.generation, timeout=_CONNECT_SECONDS
             )
-        except (RendezvousError, CommunicationError, OSError) as error:
+        except (RendezvousError, CommunicationError) as error:
             logger.warning("a rank was lost while ranks connected: %s", error)
 
 
