@@ -55,7 +55,9 @@ def place() -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("op", ["Sum", "Average", "Min", "Max", "Product"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.int64]
+)
 def test_allreduce(ranks: RankPool, dtype: torch.dtype, op: str) -> None:
     stack = inputs(dtype).double()
     expected = {
@@ -185,6 +187,29 @@ def in_any_order() -> list[float]:
         }
         found = [hvd.synchronize(handles[i])[3].item() for i in range(50)]
     return found
+
+
+def test_groups_in_two_process_sets_at_once(ranks: RankPool) -> None:
+    for rank, (reduced, gathered) in enumerate(ranks.run(groups_in_process_sets)):
+        members = [one for one in range(SIZE) if one % 2 == rank % 2]
+        assert reduced == [float(sum(members) + 2 * i) for i in range(3)]
+        assert gathered == [[one + i for one in members] for i in range(3)]
+
+
+def groups_in_process_sets() -> tuple[list[float], list[list[int]]]:
+    sets = [hvd.add_process_set([one, one + 2]) for one in range(2)]
+    own = sets[hvd.rank() % 2]
+    for _ in range(20):  # which rank's tensors come first differs
+        sums = hvd.grouped_allreduce(
+            [torch.tensor(float(hvd.rank() + i)) for i in range(3)], op=hvd.Sum, process_set=own
+        )
+        rows = hvd.grouped_allgather(
+            [torch.tensor([hvd.rank() + i]) for i in range(3)], process_set=own
+        )
+    hvd.barrier()
+    for one in sets:
+        hvd.remove_process_set(one)
+    return [one.item() for one in sums], [one.tolist() for one in rows]
 
 
 def test_process_sets(ranks: RankPool) -> None:

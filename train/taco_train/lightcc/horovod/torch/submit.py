@@ -24,7 +24,7 @@ from taco_train.lightcc.negotiation.requests import (
 
 _DTYPES = frozenset(
     {
-        *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     }
 )
