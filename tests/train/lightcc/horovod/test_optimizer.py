@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -122,7 +122,9 @@ def keeps_its_class() -> None:
 def test_clipping_between_synchronize_and_step(ranks: RankPool) -> None:
     norms = ranks.run(clip)
     assert len(set(norms)) == 1
-    assert all("combines the gradients again" in one for one in ranks.run(step_after_synchronize))
+    assert all(
+        "the gradients are combined again" in one for one in ranks.run(step_after_synchronize)
+    )
 
 
 def clip() -> float:
@@ -141,7 +143,7 @@ def step_after_synchronize() -> str:
     optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
     loss_of(model, hvd.rank(), 0).backward()
     optimizer.synchronize()
-    with pytest.warns(UserWarning, match="combines the gradients again") as caught:
+    with pytest.warns(UserWarning, match="the gradients are combined again") as caught:
         optimizer.step()
     return str(caught[0].message)
 
@@ -164,25 +166,30 @@ def partly_used() -> list[float]:
     return [one.item() for parameter in model.parameters() for one in parameter[0]]
 
 
-def test_sparse_gradients(ranks: RankPool) -> None:
-    for sparse, dense in ranks.run(embed):
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.SparseAdam])
+def test_sparse_gradients(
+    ranks: RankPool, optimizer_class: Callable[..., torch.optim.Optimizer]
+) -> None:
+    """SparseAdam takes sparse gradients only, so they stay sparse where dense ones were sent."""
+    for sparse, dense, grouped in ranks.run(embed, optimizer_class):
         torch.testing.assert_close(sparse, dense)
+        torch.testing.assert_close(sparse, grouped)
 
 
-def embed() -> tuple[Tensor, Tensor]:
+def embed(optimizer_class: Callable[..., torch.optim.Optimizer]) -> list[Tensor]:
     results = []
-    for as_dense in (False, True):
+    for settings in ({}, {"sparse_as_dense": True}, {"num_groups": 1}):
         torch.manual_seed(0)
-        model = nn.Embedding(10, 3, sparse=True)
+        layers = [nn.Embedding(10, 3, sparse=True) for _ in range(2)]
+        model = nn.ModuleList(layers)
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), 1.0),
-            model.named_parameters(),
-            sparse_as_dense=as_dense,
+            optimizer_class(list(model.parameters()), lr=0.1), model.named_parameters(), **settings
         )
-        model(torch.tensor([hvd.rank(), hvd.rank() + 1])).square().sum().backward()
+        tokens = torch.tensor([hvd.rank(), hvd.rank() + 1])
+        torch.cat([one(tokens) for one in layers]).square().sum().backward()
         optimizer.step()
-        results.append(model.weight.detach())
-    return results[0], results[1]
+        results.append(torch.cat([one.weight.detach() for one in layers]))
+    return results
 
 
 def test_states_are_the_root_s(ranks: RankPool) -> None:

@@ -186,8 +186,8 @@ class GradientMixin(torch.optim.Optimizer):
         if self._should_synchronize:
             if self._is_synchronized:
                 warnings.warn(
-                    "step() combines the gradients again after synchronize(): call it in "
-                    "`with optimizer.skip_synchronize():`",
+                    "optimizer.step() called without optimizer.skip_synchronize() after "
+                    "synchronize(): the gradients are combined again",
                     stacklevel=2,
                 )
             self.synchronize()
@@ -231,16 +231,15 @@ class GradientMixin(torch.optim.Optimizer):
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if parameter.grad.is_sparse and self._sparse_as_dense:
-                parameter.grad = parameter.grad.to_dense()
-        if len(parameters) == 1 and parameters[0].grad.is_sparse:  # type: ignore[union-attr]
-            self._waiting[group] = self._submit_sparse(parameters[0])
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        if len(group) == 1 and gradients[0].is_sparse and not self._sparse_as_dense:
+            self._waiting[group] = self._submit_sparse(parameters[0], gradients[0])
         else:
-            self._waiting[group] = self._submit_dense(parameters, is_group=len(group) > 1)
+            self._waiting[group] = self._submit_dense(
+                parameters, gradients, is_group=len(group) > 1
+            )
 
-    def _submit_sparse(self, parameter: torch.nn.Parameter) -> Callable[[], None]:
-        gradient = parameter.grad
-        assert gradient is not None
+    def _submit_sparse(self, parameter: torch.nn.Parameter, gradient: Tensor) -> Callable[[], None]:
         wait = sparse_allreduce_async(gradient, self._names[parameter], self._op, self._process_set)
 
         def finish() -> None:
@@ -249,9 +248,12 @@ class GradientMixin(torch.optim.Optimizer):
         return finish
 
     def _submit_dense(
-        self, parameters: list[torch.nn.Parameter], *, is_group: bool
+        self, parameters: list[torch.nn.Parameter], gradients: list[Tensor], *, is_group: bool
     ) -> Callable[[], None]:
-        pairs = [self._compression.compress(one.grad) for one in parameters]  # type: ignore[arg-type]
+        pairs = [
+            self._compression.compress(one.to_dense() if one.is_sparse else one)
+            for one in gradients
+        ]
         tensors = [compressed for compressed, _ in pairs]
         factors = 1.0 / self._predivide, self._predivide
         settings = (self._names[parameters[0]], self._op, *factors, self._process_set)
@@ -262,11 +264,13 @@ class GradientMixin(torch.optim.Optimizer):
 
         def finish() -> None:
             results = synchronize(handle)
-            for one, result, (_, context) in zip(
-                parameters, results if is_group else [results], pairs, strict=True
+            for parameter, gradient, result, (_, context) in zip(
+                parameters, gradients, results if is_group else [results], pairs, strict=True
             ):
                 combined = self._compression.decompress(result, context)
-                if combined is not one.grad:
-                    one.grad = combined
+                if gradient.is_sparse:  # optimizers such as SparseAdam take no other gradients
+                    combined = combined.to_sparse(gradient.sparse_dim())
+                if combined is not gradient:
+                    parameter.grad = combined
 
         return finish
