@@ -36,10 +36,10 @@ def results(tmp_path: Path) -> Path:
     curves = {TOP_K: [[1.0, 2.0], [2.0, 1.0]], POWER_SGD: [[2.0, 2.0], [4.0, 1.0]]}
     size: dict[str, Any] = {
         "bytes": 4096,
-        "seconds": {"gloo": [0.2], "flat": [0.1], "2D + top-k": [0.01]},
+        "seconds": {"gloo": [0.2], "flat": [0.1], "2D + TopK": [0.01]},
     }
     size["speed"] = {name: [2.0, 1.9, 2.1] for name in size["seconds"]}
-    size["share"] = {"gloo": 1.0, "flat": 1.0, "2D + top-k": 1 / 117}
+    size["share"] = {"gloo": 1.0, "flat": 1.0, "2D + TopK": 1 / 117}
     found = {"choice": "2D", "best": "flat", "ratio": [1.01, 0.99, 1.03]}
     records: dict[str, dict[str, Any]] = {
         "synthetic": {"models": {"resnet50": synthetic}},
@@ -83,7 +83,7 @@ def results(tmp_path: Path) -> Path:
         ("time_to_loss", "| 500 Mbit/s | 1.5 | 3.0 | 0.50 | ≤ 0.8 |"),
         (
             "collectives",
-            "| 200mbit | 4,096 | 2D + top-k | 10.00 | 2.00× (1.90–2.10) | 1/117 | ≥ 10×, ≤ 1/110 |",
+            "| 200mbit | 4,096 | 2D + TopK | 10.00 | 2.00× (1.90–2.10) | 1/117 | ≥ 10×, ≤ 1/110 |",
         ),
         ("cost_model", "| 1gbit | 2D | 10.1 | flat | 10.0 | 1.01 (0.99–1.03) | ≤ 1.05 |"),
         ("host_cost", "| DDP hook, 2D | 90 | ≤ 150 | 0.10% | ≤ 1% |"),
