@@ -152,6 +152,15 @@ def _host_cost(figures: Record) -> Iterator[str]:
     yield f"| Horovod, a tensor | {figures['horovod']['microseconds']:.0f} | – | – | – |"
 
 
+def _faults(figures: Record) -> Iterator[str]:
+    """Yields a row a fault: when the ranks that are left raise."""
+    yield "| fault | seconds, median | greatest | goal |"
+    yield "|---|---|---|---|"
+    for fault, found in figures.items():
+        goal = "–" if fault.startswith("elastic") else "≤ 10"
+        yield f"| {fault} | {found['p50_s']:.2f} | {found['max_s']:.2f} | {goal} |"
+
+
 _SPEED_GOALS: Mapping[tuple[str, str], str] = {
     ("200mbit", "2D"): "≥ 1.45×, ≤ 0.67",
     ("200mbit", "2D + fp16"): "≥ 2.8×, ≤ 0.34",
@@ -192,4 +201,5 @@ TABLES: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "train_collectives": _recorded("train_collectives", _collectives),
     "train_cost_model": _recorded("train_cost_model", _cost_model, _cost_model_notes),
     "train_host_cost": _recorded("train_host_cost", _host_cost),
+    "train_faults": _recorded("chaos_training", _faults),
 }
