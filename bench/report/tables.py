@@ -19,6 +19,7 @@ from bench.peers.comparison import Verdict, verdicts
 from bench.peers.workloads import Length, parse
 from bench.report.highlights import highlights_table
 from bench.report.quality import formats_quality_table, int8_choices_table, perplexity_table
+from bench.report.quantized_speed import quantized_speed_table
 from bench.report.speculation import speculation_table
 from bench.report.train import TABLES as TRAIN_TABLES
 from bench.report.wrapping import wrapped
@@ -29,7 +30,7 @@ PAGES = {
     Path("README.md"): ("highlights",),
     Path("docs/benchmarks.md"): ("parts", "peers"),
     Path("docs/cpu.md"): ("perplexity", "int8_choices"),
-    Path("docs/quantization.md"): ("formats_quality",),
+    Path("docs/quantization.md"): ("quantized_speed", "formats_quality"),
     Path("docs/speculation.md"): ("speculation",),
     Path("docs/train/figures.md"): tuple(TRAIN_TABLES),
 }
@@ -171,6 +172,7 @@ def with_tables(text: str, results: Path) -> str:
         "peers": peers_table,
         "int8_choices": int8_choices_table,
         "perplexity": perplexity_table,
+        "quantized_speed": quantized_speed_table,
         "roofline": roofline_table,
         "speculation": speculation_table,
         **TRAIN_TABLES,

@@ -7,6 +7,7 @@ import pytest
 from bench.peers.comparison import record_of
 from bench.report import tables as result_tables
 from bench.report.quality import formats_quality_table
+from bench.report.quantized_speed import quantized_speed_table
 from bench.report.tables import RESULTS, changed_pages, describe, peers_table, with_tables
 
 
@@ -44,6 +45,31 @@ def results(tmp_path: Path) -> Path:
     }
     (tmp_path / "peers_bf16.json").write_text(json.dumps(record))
     return tmp_path
+
+
+def test_the_speed_of_quantized_models(tmp_path: Path) -> None:
+    values = {"taco-int8": [20.0, 21.0, 22.0], "openvino-int8": [31.0, 32.0, 33.0]}
+    workloads = {
+        "single": {"shape": "1x128/128", "figures": {"tpot_ms": record_of(values, ["taco-int8"])}},
+        "long": {"shape": "1x1024/16", "figures": {"ttft_ms": record_of(values, ["taco-int8"])}},
+    }
+    record = {
+        "date": "2026-11-23",
+        "machine": {"cpu": "a CPU", "cores": 2, "vector_sets": ["avx2", "avx512_bf16"]},
+        "figures": {
+            "model": "qwen2-0.5b",
+            "pairs": 3,
+            "engines": {name: {"weight_bits": 8} for name in values},
+            "workloads": workloads,
+        },
+    }
+    (tmp_path / "peers_quantized.json").write_text(json.dumps(record))
+    lines = list(quantized_speed_table(tmp_path))
+    assert lines[2:4] == [
+        "| TACO | `--quantization int8` | 21 | 21.0 |",
+        "| OpenVINO | int8 | 32 | 32.0 |",
+    ]
+    assert lines[-2].startswith("- 2026-11-23, a CPU with 2 cores (avx512_bf16), the shape of")
 
 
 def test_a_row_of_a_run(results: Path) -> None:
