@@ -137,7 +137,7 @@ async def test_serves_from_before_its_engine_until_the_last_answer(tmp_path: Pat
                 await wait_until_one_runs(http)
                 process.send_signal(signal.SIGTERM)
                 assert process.stderr is not None
-                assert any("draining" in line for line in process.stderr)
+                assert any("draining: running" in line for line in process.stderr)
                 worker.gate.set()
                 answer = (await running).json()
                 assert answer["usage"]["completion_tokens"] == 100
@@ -172,7 +172,7 @@ async def test_a_garbage_collection_visits_few_objects(
 async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "model")
     worker = GatedWorker()
-    with gateway(tmp_path) as process:
+    with gateway(tmp_path, drain_timeout=10 * PATIENCE_SECONDS) as process:
         wait_until_it_listens(process)
         async with (
             connect(tmp_path) as http,
@@ -184,7 +184,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
             await wait_until_one_runs(http)
             process.send_signal(signal.SIGTERM)
             assert process.stderr is not None
-            assert any("draining" in line for line in process.stderr)
+            assert any("draining: running" in line for line in process.stderr)
             process.send_signal(signal.SIGTERM)
             assert (await running).status_code == 503
             assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 0
