@@ -1,4 +1,4 @@
-"""Reference of paged attention: one token and one head at a time, slow and simple."""
+"""Reference of paged attention: one token at a time, slow and simple."""
 
 import math
 
@@ -42,7 +42,6 @@ def paged_attention(
     """
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     block_size, num_kv_heads = key_cache.shape[1:3]
-    group_size = query.shape[1] // num_kv_heads
     output = query.new_empty(*query.shape[:2], value_cache.shape[3])
     for sequence, seq_len in enumerate(seq_lens.tolist()):
         start, stop = query_start_loc[sequence : sequence + 2].tolist()
@@ -63,36 +62,35 @@ def paged_attention(
             own = int(positions[place])
             if options.window is not None:
                 visible = visible & (positions > own - options.window)
-            for head in range(query.shape[1]):
-                seen = visible
-                if options.block_sparse is not None:
-                    seen = seen & _sees_blocks(options.block_sparse, own, positions, head)
-                kv_head = head // group_size
-                products = keys[seen][:, kv_head] @ query[row, head].to(dtype)
-                weights = _weights(products, positions[seen], own, head, options)
-                output[row, head] = weights @ values[seen][:, kv_head]
+            rows = query[row].to(dtype).unflatten(0, (num_kv_heads, -1))
+            products = torch.einsum("hgd,nhd->hgn", rows, keys[visible]).flatten(0, 1)
+            weights = _weights(products, positions[visible], own, options)
+            by_kv_head = weights.unflatten(0, (num_kv_heads, -1))
+            mixed = torch.einsum("hgn,nhd->hgd", by_kv_head, values[visible])
+            output[row] = mixed.flatten(0, 1)
     return output
 
 
-def _sees_blocks(sparse: BlockSparse, own: int, positions: Tensor, head: int) -> Tensor:
-    """Whether one head of the token at position `own` sees each of some positions."""
+def _sees_blocks(sparse: BlockSparse, own: int, positions: Tensor, num_heads: int) -> Tensor:
+    """Whether each head of the token at position `own` sees each position: [num_heads, n]."""
     blocks = positions // sparse.block_size
     is_local = own // sparse.block_size - blocks < sparse.num_local_blocks
-    shift = sparse.head_offset + head * sparse.head_step + 1
+    shift = sparse.head_offset + torch.arange(num_heads).unsqueeze(1) * sparse.head_step + 1
     return is_local | ((blocks + shift) % sparse.stride == 0)
 
 
-def _weights(
-    products: Tensor, positions: Tensor, own: int, head: int, options: AttentionOptions
-) -> Tensor:
-    """Softmax weights of the seen tokens; with sinks their sum is below 1."""
+def _weights(products: Tensor, positions: Tensor, own: int, options: AttentionOptions) -> Tensor:
+    """Softmax weights [num_heads, n] of the seen tokens; with sinks a head's sum is below 1."""
     scores = products * options.scale
     if options.log_n is not None:
         scores = scores * max(1.0, math.log(own + 1) / math.log(options.log_n))
     if options.cap is not None:
         scores = options.cap * torch.tanh(scores / options.cap)
     if options.alibi is not None:
-        scores = scores + options.alibi[head] * (positions - own)
+        scores = scores + options.alibi.unsqueeze(1) * (positions - own)
+    if options.block_sparse is not None:
+        seen = _sees_blocks(options.block_sparse, own, positions, len(scores))
+        scores = scores.masked_fill(~seen, -math.inf)
     if options.sinks is None:
-        return torch.softmax(scores, dim=0)
-    return torch.softmax(torch.cat([scores, options.sinks[head : head + 1]]), dim=0)[:-1]
+        return torch.softmax(scores, dim=1)
+    return torch.softmax(torch.cat([scores, options.sinks.unsqueeze(1)], dim=1), dim=1)[:, :-1]
