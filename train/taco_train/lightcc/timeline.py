@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+logger = logging.getLogger(__name__)
 
 
 class Timeline:
     """Writes events while it is started; a file that was not stopped can be read too.
+
+    Where the file cannot be written any more, a disk is full for instance, the timeline logs it and
+    stops: training continues.
 
     Args:
         rank: becomes the process number of the events.
@@ -43,10 +49,14 @@ class Timeline:
     def stop(self) -> None:
         """Complete the file, if the timeline is started."""
         with self._lock:
-            if self._file is not None:
+            if self._file is None:
+                return
+            try:
                 self._file.write("{}]\n")
                 self._file.close()
-                self._file = None
+            except OSError as error:
+                self._give_up(error)
+            self._file = None
 
     def begin_wait(self, name: str) -> None:
         """A tensor was submitted, and waits for the other ranks."""
@@ -78,12 +88,22 @@ class Timeline:
         with self._lock:
             if self._file is None:
                 return
-            number = self._threads.get(row)
-            if number is None:
-                number = self._threads[row] = len(self._threads)
-                self._write(ph="M", name="thread_name", tid=number, args={"name": row})
-            self._write(ph=phase, name=what, tid=number, ts=time.monotonic_ns() / 1000)
+            try:
+                number = self._threads.get(row)
+                if number is None:
+                    number = self._threads[row] = len(self._threads)
+                    self._write(ph="M", name="thread_name", tid=number, args={"name": row})
+                self._write(ph=phase, name=what, tid=number, ts=time.monotonic_ns() / 1000)
+            except OSError as error:
+                self._give_up(error)
 
     def _write(self, **event: Any) -> None:
         assert self._file is not None
         self._file.write(json.dumps({"pid": self._rank, **event}) + ",\n")
+
+    def _give_up(self, error: OSError) -> None:
+        assert self._file is not None
+        logger.warning("the timeline ends: %s cannot be written: %s", self._file.name, error)
+        with suppress(OSError):
+            self._file.close()
+        self._file = None

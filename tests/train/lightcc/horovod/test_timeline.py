@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import torch
@@ -47,3 +48,25 @@ def test_a_file_that_cannot_be_written_is_named_by_init() -> None:
         "HOROVOD_TIMELINE is '/proc/none/trace'; it must be a file that rank 0 can write: "
         "No such file or directory"
     )
+
+
+def test_a_disk_that_is_full_ends_the_timeline_and_not_the_training() -> None:
+    with RankPool(2, environment={"HOROVOD_TIMELINE": "/dev/full"}) as pool:
+        messages, none = pool.run(compute_for_long)
+    assert messages == [
+        "the timeline ends: /dev/full cannot be written: [Errno 28] No space left on device"
+    ]
+    assert none == []
+
+
+def compute_for_long() -> list[str]:
+    """More events than a file's buffer holds; returns what was logged."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("taco_train").addHandler(handler)
+    hvd.init()
+    for number in range(100):
+        assert hvd.allreduce(torch.ones(3), name=f"step {number}").sum() == 3
+    hvd.shutdown()
+    return [one.getMessage() for one in records]
