@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,8 @@ from taco_train.lightcc.engine import Engine, Work
 from taco_train.lightcc.errors import CollectiveError, DuplicateNameError
 from taco_train.lightcc.negotiation.coordinator import Coordinator
 from taco_train.lightcc.negotiation.coordinator_server import CoordinatorServer, StallLimits
+from taco_train.lightcc.negotiation.frames import FrameReader, frame
+from taco_train.lightcc.negotiation.messages import Ready, decode_batches
 from taco_train.lightcc.negotiation.rank_link import RankLink, connect
 from taco_train.lightcc.negotiation.requests import Kind, Request
 from taco_train.lightcc.timeline import Timeline
@@ -207,4 +211,35 @@ def test_a_connection_without_the_token_is_closed() -> None:
             connection.sendall(b"\xff" * 10)
             assert connection.recv(1) == b""
     finally:
+        server.close()
+
+
+def test_a_rank_that_ends_with_unread_messages_is_named() -> None:
+    """The coordinator cannot write to it, and learns in the same moment that it is gone."""
+    server = CoordinatorServer(
+        Coordinator(2, fusion_bytes=0), 2, address="127.0.0.1", token=TOKEN, limits=StallLimits()
+    )
+    server.start()
+    ranks = [connect("127.0.0.1", server.port, token=TOKEN, rank=rank) for rank in range(2)]
+    lost, other = ranks
+    try:
+        reader, received = FrameReader(), 0
+        for number in range(24):  # more than the buffers of a connection hold
+            requests = [request(f"{number}.{i}.{'x' * 1000}") for i in range(500)]
+            for one in ranks:
+                one.sendall(frame(Ready(requests=requests).encode()))
+            while received < 500 * (number + 1):
+                received += sum(len(decode_batches(one)) for one in reader.receive(other) or [])
+        lost.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        lost.close()  # resets the connection, as the end of a process with unread data does
+        other.sendall(frame(Ready(requests=[request("last")]).encode()))
+        frames: list[bytes] | None = []
+        while frames == []:
+            frames = reader.receive(other)
+        assert frames, "the coordinator has ended"
+        (batch,) = decode_batches(frames[0])
+        assert batch.error.startswith("rank 0 is gone: its process has ended")
+    finally:
+        for one in ranks:
+            one.close()
         server.close()

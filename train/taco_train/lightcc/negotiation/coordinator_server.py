@@ -129,7 +129,8 @@ class CoordinatorServer:
     def _progress(self, connection: _Connection, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._flush(connection)
-        if not events & selectors.EVENT_READ:
+        is_dropped = connection.socket.fileno() < 0  # it could not be written to
+        if is_dropped or not events & selectors.EVENT_READ:
             return
         try:
             frames = connection.reader.receive(connection.socket)
