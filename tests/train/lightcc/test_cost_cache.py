@@ -1,6 +1,7 @@
 """The file of measured costs: what it keeps, and that a damaged one does no harm."""
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -55,3 +56,10 @@ def test_where_the_file_is() -> None:
     nowhere.put("x", COSTS)
     assert nowhere.get("x") is None
     CostCache(Path("/proc/no/such/file")).put("x", COSTS)  # training does not fail over it
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run as users that only their manifest names."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    assert CostCache.of({}).path is None

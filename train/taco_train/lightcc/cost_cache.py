@@ -31,13 +31,14 @@ class CostCache:
     def of(cls, environment: Mapping[str, str]) -> CostCache:
         """The file that TACO_TRAIN_LINK_CACHE names; empty caches nothing.
 
-        By default it is taco_train/links.json in the user's cache folder.
+        By default it is taco_train/links.json in the user's cache folder. Users without a home,
+        such as those that only a container's manifest names, have none.
         """
         named = environment.get(CACHE_VARIABLE)
         if named is not None:
             return cls(Path(named) if named else None)
-        folder = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return cls(Path(folder, "taco_train", "links.json"))
+        folder = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return cls(None if folder.startswith("~") else Path(folder, "taco_train", "links.json"))
 
     def get(self, key: str) -> Costs | None:
         """The costs of a key; None where it is missing or old, or the file is damaged."""
