@@ -55,7 +55,10 @@ def test_the_spec_s_command_line() -> None:
         ("LIGHT_TOPK_MOMENTUM", "nan", "a number from 0, below 1"),
         ("LIGHT_COMPRESSION", "zip", "none, fp16, bf16 or auto"),
         ("HOROVOD_CYCLE_TIME", "fast", "a number from 0 to 60000"),
-        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "inf", "a number from 0"),
+        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "inf", "a number from 0 to 1000000"),
+        ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1e7", "a number from 0 to 1000000"),
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", "1e300", "a number from 0.1 to 1000000"),
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", "0", "a number from 0.1 to 1000000"),
     ],
 )
 def test_a_value_that_is_not_allowed(name: str, value: str, allowed: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from taco_train.cluster.racks import read_racks
 
+_MAX_SECONDS = 1_000_000  # 11 days: sockets and selectors of Python take no more than 24
+
 
 class VariableError(ValueError):
     """A variable has a value that it cannot have."""
@@ -50,17 +52,14 @@ def _integer(lowest: int) -> Callable[[str], int]:
     return read
 
 
-def _number(lowest: float, highest: float = math.inf, scale: float = 1.0) -> Callable[[str], float]:
+def _number(lowest: float, highest: int, scale: float = 1.0) -> Callable[[str], float]:
     def read(text: str) -> float:
-        allowed = f"a number from {lowest:g}" + (
-            f" to {highest:g}" if math.isfinite(highest) else ""
-        )
         try:
             value = float(text)
         except ValueError:
-            raise ValueError(allowed) from None
-        if not lowest <= value <= highest or not math.isfinite(value):
-            raise ValueError(allowed)
+            value = math.nan
+        if not lowest <= value <= highest:
+            raise ValueError(f"a number from {lowest:g} to {highest}")
         return value * scale
 
     return read
@@ -208,21 +207,21 @@ VARIABLES = (
     Variable(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         "stall_warn_seconds",
-        _number(0),
+        _number(0, _MAX_SECONDS),
         "60",
         "Seconds until a tensor that only some ranks submitted is logged.",
     ),
     Variable(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         "stall_fail_seconds",
-        _number(0),
+        _number(0, _MAX_SECONDS),
         "0",
         "Seconds until such a tensor is an error on every rank; 0: never.",
     ),
     Variable(
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
         "timeout_seconds",
-        _number(0.1),
+        _number(0.1, _MAX_SECONDS),
         "30",
         "Seconds without a byte from a rank, inside a collective, after which it counts as lost.",
     ),
