@@ -65,17 +65,26 @@ def build(component: str, folder: Path = LIBRARIES) -> Path:
         The library in `folder`.
 
     Raises:
-        NativeBuildError: there is no compiler, or the sources have an error.
+        NativeBuildError: there is no compiler, the sources have an error, or the folder cannot be
+            written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     library, mark = library_file(component, folder), folder / f"{component}.hash"
-    with (folder / f".{component}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        wanted = source_hash(component)
-        if library.is_file() and mark.is_file() and mark.read_text() == wanted:
-            return library
-        _compile(component, library)
-        mark.write_text(wanted)
+    wanted = source_hash(component)
+
+    def is_built() -> bool:
+        return library.is_file() and mark.is_file() and mark.read_text() == wanted
+
+    if is_built():  # without the lock: another user may own the checkout
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f".{component}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not is_built():
+                _compile(component, library)
+                mark.write_text(wanted)
+    except OSError as error:
+        raise NativeBuildError(f"{library} cannot be built: {error}") from error
     return library
 
 
