@@ -1,9 +1,11 @@
 """The command `taco_train`: what it prints, returns and reports."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -14,9 +16,12 @@ from support.patience import PATIENCE_SECONDS
 pytestmark = pytest.mark.process
 
 
-def taco_train(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def taco_train(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "taco_train.cli", *map(str, arguments)],
+        env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -96,3 +101,19 @@ def test_doctor_names_what_there_is() -> None:
         assert name in names
     assert "taco_train emulate works" in result.stdout
     assert result.returncode == int("MISSING" in result.stdout)
+
+
+def test_doctor_tells_what_is_absent_from_what_is_missing(tmp_path: Path) -> None:
+    result = taco_train(
+        "doctor", environment={"PATH": str(tmp_path), "TACO_TRAIN_INTERFACE": "none0"}
+    )
+    lines = {
+        line[8:26].strip(): (line[:8].strip(), line[26:]) for line in result.stdout.splitlines()
+    }
+    assert lines["mpirun"] == ("absent", "not there; only starting ranks with mpirun needs it")
+    assert lines["emulated hosts"][0] == "absent"
+    assert "the command ip is missing: install iproute2" in lines["emulated hosts"][1]
+    state, text = lines["addresses"]
+    assert state == "MISSING"
+    assert text.startswith("TACO_TRAIN_INTERFACE is 'none0'; it must be an interface of")
+    assert result.returncode == 1

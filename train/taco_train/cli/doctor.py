@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 import shutil
@@ -17,9 +16,12 @@ from taco_train.cluster import hosts, pmix
 from taco_train.cluster.emulation.emulator import emulate
 from taco_train.cluster.emulation.fabric import Fabric
 from taco_train.cluster.emulation.init import EmulationError
-from taco_train.cluster.launch import Launch
+from taco_train.cluster.launch import HOST_VARIABLE, Launch
+from taco_train.cluster.store import RendezvousError
 from taco_train.native import build
 
+# States: `absent` is what training can do without.
+_OK, _ABSENT, _MISSING = "ok", "absent", "MISSING"
 _INSTRUCTION_SETS = {"avx2": "AVX2", "avx512f": "AVX-512", "amx_tile": "AMX"}
 
 
@@ -36,39 +38,50 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     is_complete = True
-    for name, is_good, text in examine():
-        is_complete &= is_good
-        print(f"{'ok' if is_good else 'MISSING':8}{name:18}{text}")
+    for name, state, text in examine():
+        is_complete &= state != _MISSING
+        print(f"{state:8}{name:18}{text}")
     sys.stdout.flush()
     return 0 if is_complete else 1
 
 
-def examine() -> Iterator[tuple[str, bool, str]]:
-    """Name, whether training can run with it, and what there is."""
-    yield "python", True, platform.python_version()
-    yield _package("torch", is_needed=True)
-    yield _package("ray", is_needed=False)
-    yield "cores", True, f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process"
-    yield "instruction sets", True, _instruction_sets()
-    yield "shared memory", True, _shared_memory()
-    yield "host", True, hosts.host_label(Launch(host=os.environ.get("TACO_TRAIN_HOST", "")))
-    yield "addresses", True, ", ".join(hosts.own_addresses()) or "only loopback"
+def examine() -> Iterator[tuple[str, str, str]]:
+    """Name, state, and what there is."""
+    yield "python", _OK, platform.python_version()
+    yield _package("torch", absent=_MISSING)
+    yield _package("ray", absent=_ABSENT)
+    yield "cores", _OK, f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process"
+    yield "instruction sets", _OK, _instruction_sets()
+    yield "shared memory", _OK, _shared_memory()
+    yield "host", _OK, hosts.host_label(Launch(host=os.environ.get(HOST_VARIABLE, "")))
+    yield _addresses()
     for component in build.COMPONENTS:
         library = build.library_file(component)
-        text = str(library) if library.is_file() else "run `make train`"
-        yield f"lib {component}", library.is_file(), text
+        is_there = library.is_file()
+        text = str(library) if is_there else "run `make train`"
+        yield f"lib {component}", _OK if is_there else _MISSING, text
     mpirun = shutil.which("mpirun")
-    yield "mpirun", True, mpirun or "not there; only starting ranks with mpirun needs it"
-    library_name = pmix.find_library()
-    missing = "not there; plain mpirun needs it, or -x MASTER_ADDR and -x MASTER_PORT"
-    yield "libpmix", True, library_name or missing
-    yield "emulated hosts", True, _emulation()
+    without = "not there; only starting ranks with mpirun needs it"
+    yield "mpirun", _OK if mpirun else _ABSENT, mpirun or without
+    pmix_library = pmix.find_library()
+    without = "not there; plain mpirun needs it, or -x MASTER_ADDR and -x MASTER_PORT"
+    yield "libpmix", _OK if pmix_library else _ABSENT, pmix_library or without
+    yield _emulation()
 
 
-def _package(name: str, *, is_needed: bool) -> tuple[str, bool, str]:
-    if importlib.util.find_spec(name) is None:
-        return name, not is_needed, "not installed"
-    return name, True, metadata.version(name)
+def _package(name: str, *, absent: str) -> tuple[str, str, str]:
+    try:
+        return name, _OK, metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return name, absent, "not installed"
+
+
+def _addresses() -> tuple[str, str, str]:
+    try:
+        hosts.check_interface(os.environ)
+    except RendezvousError as error:
+        return "addresses", _MISSING, str(error)
+    return "addresses", _OK, ", ".join(hosts.own_addresses()) or "only loopback"
 
 
 def _instruction_sets() -> str:
@@ -87,9 +100,9 @@ def _shared_memory() -> str:
     return text
 
 
-def _emulation() -> str:
+def _emulation() -> tuple[str, str, str]:
     try:
         with emulate(Fabric(hosts=2, rate=1e8, loss=0.01, delay=0.001)):
-            return "taco_train emulate works"
-    except EmulationError as error:
-        return f"taco_train emulate does not work: {error}"
+            return "emulated hosts", _OK, "taco_train emulate works"
+    except (EmulationError, OSError) as error:
+        return "emulated hosts", _ABSENT, f"taco_train emulate does not work: {error}"
