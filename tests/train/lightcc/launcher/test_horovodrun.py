@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from support.forked_program import ForkedProgram
-from support.patience import wait_until
+from support.patience import PATIENCE_SECONDS, wait_until
 from taco_train.lightcc.launcher.main import main as horovodrun
 
 pytestmark = pytest.mark.process
@@ -196,3 +196,27 @@ def test_check_build_and_version() -> None:
     for flag, lines in cases.items():
         shown = subprocess.run([*RUN, flag], capture_output=True, text=True, check=True)
         assert all(line in shown.stdout for line in lines)
+
+
+# Code that torch imports may do as much.
+SWALLOWS = """
+import threading
+try:
+    print("importing", flush=True)
+    threading.Event().wait(60)
+except KeyboardInterrupt:
+    raise SystemExit("swallowed")
+"""
+
+
+def test_an_interrupt_while_torch_is_imported_ends_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(SWALLOWS)
+    with subprocess.Popen(
+        [*RUN, "-np", "2", "true"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+    ) as launcher:
+        assert launcher.stdout
+        assert launcher.stdout.readline() == b"importing\n"
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(PATIENCE_SECONDS) == -signal.SIGINT

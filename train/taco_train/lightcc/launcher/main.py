@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 from taco_train.cluster.store import RendezvousError
@@ -24,6 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(check_build(installed_version()))
         return 0
     assert isinstance(options, Options)
+    with _interrupts_end_the_process():
+        return _run(options)
+
+
+def _run(options: Options) -> int:
     # torch takes seconds
     from taco_train.lightcc.launcher.elastic_job import run_elastic
     from taco_train.lightcc.launcher.static_job import run_static
@@ -44,6 +51,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"horovodrun: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def _interrupts_end_the_process() -> Iterator[None]:
+    """An interrupt has its effect at once, also while torch is imported.
+
+    Code that imports may swallow a KeyboardInterrupt, or end with a core dump. Once ranks run,
+    RankGroup handles interrupts.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def installed_version() -> str:
