@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from taco_train.cluster.launch import Launch
-from taco_train.cluster.store import RendezvousError
+from taco_train.cluster.store import ConfigurationError
 
 # Variables in which users name the interface of their fast network, ours first.
 INTERFACE_VARIABLES = (
@@ -58,7 +58,7 @@ def interface_address(environment: Mapping[str, str]) -> str | None:
 
 
 def check_interface(environment: Mapping[str, str]) -> None:
-    """Raises RendezvousError where a variable for this package names no interface of this host.
+    """Raises ConfigurationError where a variable for this package names no interface of this host.
 
     The other variables may hold patterns and networks, and what is not found there is passed over.
     """
@@ -66,7 +66,7 @@ def check_interface(environment: Mapping[str, str]) -> None:
         given = environment.get(variable, "")
         if given and interface_address({variable: given}) is None:
             there = [name for _, name in socket.if_nameindex() if address_of(name)]
-            raise RendezvousError(
+            raise ConfigurationError(
                 f"{variable} is {given!r}; it must be an interface of {socket.gethostname()} with "
                 f"an IPv4 address: {', '.join(there)}"
             )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from taco_train.cluster.ranks import place
-from taco_train.cluster.store import RendezvousError
+from taco_train.cluster.store import ConfigurationError
 
 HOST_VARIABLE = "TACO_TRAIN_HOST"
 LAUNCHER_VARIABLE = "TACO_TRAIN_LAUNCHER"
@@ -58,7 +58,7 @@ def detect(environment: Mapping[str, str]) -> Launch:
     mpirun's, since either may have been started by mpirun.
 
     Raises:
-        RendezvousError: a variable is missing, is no number, or contradicts another one.
+        ConfigurationError: a variable is missing, is no number, or contradicts another one.
     """
     variables = _Variables(environment)
     if "HOROVOD_RANK" in environment or "HOROVOD_SIZE" in environment:
@@ -108,7 +108,7 @@ def _torchrun(variables: _Variables) -> Launch:
     local_rank, local_size = variables.local_rank_of("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     address, port = variables.address_of("MASTER_ADDR", "MASTER_PORT")
     if address is None and size > 1:
-        raise RendezvousError(
+        raise ConfigurationError(
             "WORLD_SIZE is set but MASTER_ADDR and MASTER_PORT are not: set them to the host of "
             "rank 0 and a free port there, or start the ranks with torchrun"
         )
@@ -138,7 +138,7 @@ def _horovodrun(variables: _Variables) -> Launch:
     if address is None:
         address, port = variables.address_of("MASTER_ADDR", "MASTER_PORT")
     if address is None and size > 1:
-        raise RendezvousError(
+        raise ConfigurationError(
             "HOROVOD_SIZE is set but HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT "
             "are not: start the ranks with horovodrun, or set MASTER_ADDR and MASTER_PORT to the "
             "host of rank 0 and a free port there"
@@ -192,23 +192,23 @@ class _Variables:
         if value is None:
             return None
         if not (value.isascii() and value.isdigit()):
-            raise RendezvousError(f"{name} is {value!r}; it must be an integer of at least 0")
+            raise ConfigurationError(f"{name} is {value!r}; it must be an integer of at least 0")
         return int(value)
 
     def rank_of(self, rank_name: str, size_name: str) -> tuple[int, int]:
         rank, size = self.local_rank_of(rank_name, size_name)
         if rank is None or size is None:
             unset, is_set = (rank_name, size_name) if rank is None else (size_name, rank_name)
-            raise RendezvousError(f"{is_set} is set but {unset} is not: set both or neither")
+            raise ConfigurationError(f"{is_set} is set but {unset} is not: set both or neither")
         return rank, size
 
     def local_rank_of(self, rank_name: str, size_name: str) -> tuple[int | None, int | None]:
         """A rank below its size; either may be unset."""
         rank, size = self.number(rank_name), self.number(size_name)
         if size is not None and size < 1:
-            raise RendezvousError(f"{size_name} is {size}; it must be at least 1")
+            raise ConfigurationError(f"{size_name} is {size}; it must be at least 1")
         if rank is not None and size is not None and rank >= size:
-            raise RendezvousError(
+            raise ConfigurationError(
                 f"{rank_name} is {rank}; it must be less than {size_name}, which is {size}"
             )
         return rank, size
@@ -219,7 +219,7 @@ class _Variables:
             unset, is_set = address_name, port_name
             if port is None:
                 unset, is_set = port_name, address_name
-            raise RendezvousError(f"{is_set} is set but {unset} is not: set both or neither")
+            raise ConfigurationError(f"{is_set} is set but {unset} is not: set both or neither")
         if port is not None and not 0 < port <= _MAX_PORT:
-            raise RendezvousError(f"{port_name} is {port}; it must be from 1 to {_MAX_PORT}")
+            raise ConfigurationError(f"{port_name} is {port}; it must be from 1 to {_MAX_PORT}")
         return address, port

@@ -11,13 +11,19 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from taco_train.cluster import hosts, pmix
 from taco_train.cluster.launch import HOST_VARIABLE, Launch
 from taco_train.cluster.ranks import Placement, place
-from taco_train.cluster.store import KeyValueStore, LocalStore, PrefixedStore, RendezvousError
+from taco_train.cluster.store import (
+    ConfigurationError,
+    KeyValueStore,
+    LocalStore,
+    PrefixedStore,
+    RendezvousError,
+)
 
 _DIAL_SECONDS = 5.0
 _NO_STORE = "{}"  # what rank 0 tells where it cannot serve the store
@@ -48,6 +54,7 @@ class Description:
         local_rank, local_size, cross_rank, cross_size: as the launcher said; None where it did not.
         address: of its sockets; a loopback address where only ranks of its host reach it.
         store_address: IP address at which it reached the store.
+        agreed: variables that must be equal on all ranks, as this rank reads them.
     """
 
     size: int
@@ -59,6 +66,7 @@ class Description:
     cross_size: int | None
     address: str
     store_address: str
+    agreed: Mapping[str, str] = field(default_factory=dict)
 
 
 def connect(
@@ -68,6 +76,7 @@ def connect(
     *,
     timeout: float,
     generation: str = "0",
+    agreed: Mapping[str, str] | None = None,
 ) -> tuple[Placement, KeyValueStore]:
     """Finds the other ranks; all ranks call it together.
 
@@ -77,13 +86,15 @@ def connect(
         open_store: opens torch's store.
         timeout: seconds to wait for the other ranks.
         generation: the same on all ranks, and another one each time that ranks connect anew.
+        agreed: variables that must be equal on all ranks, as this rank reads them.
 
     Returns:
         The placement of this rank, and the store, in which no keys of earlier generations are.
 
     Raises:
-        RendezvousError: a rank does not come, what ranks say differs, or the interface does not
-            exist; the message says what.
+        ConfigurationError: what ranks say differs, or the interface does not exist; the message
+            says what.
+        RendezvousError: a rank does not come, or the store cannot be used.
     """
     hosts.check_interface(environment)
     if launch.size == 1:
@@ -110,6 +121,7 @@ def connect(
         cross_size=None if launch.host else launch.cross_size,
         address=own,
         store_address=address,
+        agreed=agreed or {},
     )
     descriptions = _exchange(store, launch, description, timeout)
     return place_all(descriptions)[launch.rank], store
@@ -119,9 +131,11 @@ def place_all(descriptions: Sequence[Description]) -> list[Placement]:
     """The placement of every rank, by rank.
 
     Raises:
-        RendezvousError: what ranks say differs; the message has every difference.
+        ConfigurationError: what ranks say differs; the message has every difference.
     """
     size = len(descriptions)
+    if disagreements := _disagreements([said.agreed for said in descriptions]):
+        raise ConfigurationError("; ".join(disagreements))
     names = name_hosts(descriptions)
     addresses = choose_addresses(descriptions)
     local_ranks = [said.local_rank for said in descriptions]
@@ -130,14 +144,14 @@ def place_all(descriptions: Sequence[Description]) -> list[Placement]:
             place(rank, names, local_ranks=local_ranks, addresses=addresses) for rank in range(size)
         ]
     except ValueError as error:
-        raise RendezvousError(f"{error} ({_ADVICE})") from error
+        raise ConfigurationError(f"{error} ({_ADVICE})") from error
     differences = [
         difference
         for placement, said in zip(placements, descriptions, strict=True)
         for difference in _differences(placement, said)
     ]
     if differences:
-        raise RendezvousError(f"{'; '.join(differences)} ({_ADVICE})")
+        raise ConfigurationError(f"{'; '.join(differences)} ({_ADVICE})")
     return placements
 
 
@@ -186,6 +200,22 @@ def _differences(placement: Placement, said: Description) -> list[str]:
     return found
 
 
+def _disagreements(agreed: Sequence[Mapping[str, str]]) -> list[str]:
+    """The variables that are not equal on all ranks, with the ranks that have each value."""
+    found = []
+    for name in sorted({name for variables in agreed for name in variables}):
+        ranks: dict[str, list[int]] = {}
+        for rank, variables in enumerate(agreed):
+            ranks.setdefault(variables.get(name, "its default"), []).append(rank)
+        if len(ranks) > 1:
+            values = "; ".join(
+                f"{value} on rank{'s' * (len(some) > 1)} {', '.join(map(str, some))}"
+                for value, some in ranks.items()
+            )
+            found.append(f"{name} must be equal on all ranks, but is {values}")
+    return found
+
+
 def _exchange(
     store: KeyValueStore, launch: Launch, description: Description, timeout: float
 ) -> list[Description]:
@@ -205,7 +235,7 @@ def _exchange(
             ) from error
         said = Description(**json.loads(text))
         if said.size != launch.size:
-            raise RendezvousError(
+            raise ConfigurationError(
                 f"rank {rank} says that there are {said.size} ranks, "
                 f"rank {launch.rank} says {launch.size}"
             )

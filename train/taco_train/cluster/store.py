@@ -26,6 +26,10 @@ class RendezvousError(Exception):
     """The ranks cannot find each other; the message says which variable, rank or host is wrong."""
 
 
+class ConfigurationError(RendezvousError):
+    """A variable is wrong, or what ranks were told differs: to connect again would not help."""
+
+
 class PrefixedStore:
     """Another store, in which every key has a prefix."""
 

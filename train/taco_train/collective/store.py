@@ -27,6 +27,7 @@ def connect(
     *,
     timeout: float = _TIMEOUT_SECONDS,
     generation: str | None = None,
+    agreed: Mapping[str, str] | None = None,
 ) -> tuple[Placement, KeyValueStore]:
     """Finds the other ranks, as the launcher's environment says; all ranks call it together.
 
@@ -35,12 +36,14 @@ def connect(
         timeout: seconds to wait for the other ranks, and later for a key of the store.
         generation: the same on all ranks, and another one each time that ranks connect anew. By
             default the number of calls in this process.
+        agreed: variables that must be equal on all ranks, as this rank reads them.
 
     Returns:
         The placement of this rank, and the store, which rank 0 or the launcher serves.
 
     Raises:
-        RendezvousError: a variable is wrong, a rank does not come, or what ranks say differs.
+        ConfigurationError: a variable is wrong, or what ranks say differs.
+        RendezvousError: a rank does not come.
     """
     environment = os.environ if environment is None else environment
     return rendezvous.connect(
@@ -49,6 +52,7 @@ def connect(
         open_store,
         timeout=timeout,
         generation=str(next(_generations)) if generation is None else generation,
+        agreed=agreed,
     )
 
 

@@ -26,7 +26,7 @@ from taco_train.lightcc.negotiation.coordinator_server import (
 )
 from taco_train.lightcc.negotiation.messages import Batch
 from taco_train.lightcc.negotiation.rank_link import RankLink, connect
-from taco_train.lightcc.settings import Settings
+from taco_train.lightcc.settings import Settings, agreed_values
 from taco_train.lightcc.timeline import Timeline
 from taco_train.lightcc.variables import VariableError
 
@@ -182,8 +182,11 @@ def open_job(
         timeout: seconds to wait for the other processes.
 
     Raises:
-        RendezvousError: the variables are wrong, or a rank did not come.
+        ConfigurationError: variables are wrong, or differ between ranks.
+        RendezvousError: a rank did not come.
         CommunicationError: a rank cannot be reached.
     """
-    placement, store = find_ranks(environment, timeout=timeout, generation=generation)
+    placement, store = find_ranks(
+        environment, timeout=timeout, generation=generation, agreed=agreed_values(settings)
+    )
     return make_job(placement, store, settings)

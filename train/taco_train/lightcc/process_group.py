@@ -7,10 +7,10 @@ import os
 import torch.distributed as dist
 
 from taco_train.cluster.launch import detect
-from taco_train.cluster.store import RendezvousError
+from taco_train.cluster.store import ConfigurationError
 from taco_train.collective.communicator import Communicator
 from taco_train.collective.store import connect
-from taco_train.lightcc.settings import Settings
+from taco_train.lightcc.settings import Settings, agreed_values
 
 
 def connect_process_group(settings: Settings, name: str) -> Communicator:
@@ -23,8 +23,9 @@ def connect_process_group(settings: Settings, name: str) -> Communicator:
         name: of the communicator.
 
     Raises:
-        RendezvousError: the launcher's numbers are not those of the group, or the ranks cannot find
-            each other.
+        ConfigurationError: the launcher's numbers are not those of the group, or settings differ
+            between ranks.
+        RendezvousError: the ranks cannot find each other.
         CommunicationError: a rank cannot be reached.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -33,12 +34,12 @@ def connect_process_group(settings: Settings, name: str) -> Communicator:
     if launch.launcher == "none":
         environment.update(RANK=str(rank), WORLD_SIZE=str(size))
     elif (launch.rank, launch.size) != (rank, size):
-        raise RendezvousError(
+        raise ConfigurationError(
             f"this is rank {rank} of {size} in torch's process group, but rank {launch.rank} of "
             f"{launch.size} by the variables of {launch.launcher}: pass these numbers to "
             "init_process_group, or unset the variables"
         )
-    placement, store = connect(environment)
+    placement, store = connect(environment, agreed=agreed_values(settings))
     return Communicator(
         placement,
         store,

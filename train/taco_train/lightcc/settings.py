@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from taco_train.collective.levels import Levels
-from taco_train.lightcc.variables import VARIABLES, WITHOUT_MEANING, VariableError
+from taco_train.lightcc.variables import PREFIX, VARIABLES, WITHOUT_MEANING, VariableError
 
 logger = logging.getLogger(__name__)
-_PREFIX = "LIGHT_"
+_MAX_TEXT = 40
 _LEVELS = {
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,
@@ -57,6 +58,9 @@ class Settings:
         return Levels(intra_size=self.intra_size, racks=self.racks)
 
 
+_DEFAULTS = Settings()
+
+
 def settings_from(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the variables.
 
@@ -79,6 +83,21 @@ def settings_from(environment: Mapping[str, str] | None = None) -> Settings:
     return Settings(**values)
 
 
+def agreed_values(settings: Settings) -> dict[str, str]:
+    """The settings that must be equal on all ranks and are not the defaults, by variable."""
+    found = {}
+    for variable in VARIABLES:
+        value = getattr(settings, variable.field)
+        if variable.is_agreed and value != getattr(_DEFAULTS, variable.field):
+            text = str(int(value)) if isinstance(value, bool) else str(value)
+            if isinstance(value, Mapping):  # the order of a file's lines means nothing
+                text = str(sorted(value.items()))
+            # All ranks read those of all: a file's content must be short.
+            digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+            found[variable.name] = text if len(text) <= _MAX_TEXT else f"a file of hash {digest}"
+    return found
+
+
 def start_settings() -> Settings:
     """Read this process's variables, and start its log; those without meaning here are logged.
 
@@ -94,11 +113,11 @@ def start_settings() -> Settings:
 
 def note_unused(environment: Mapping[str, str]) -> None:
     """Log the variables that change nothing."""
-    known = [one.name for one in VARIABLES if one.name.startswith(_PREFIX)]
+    known = [one.name for one in VARIABLES if one.name.startswith(PREFIX)]
     for name in sorted(environment):
         if name in WITHOUT_MEANING:
             logger.info("%s has no effect: %s", name, WITHOUT_MEANING[name])
-        elif name.startswith(_PREFIX) and name not in known:
+        elif name.startswith(PREFIX) and name not in known:
             logger.warning("%s is unknown; known: %s", name, ", ".join(known))
 
 

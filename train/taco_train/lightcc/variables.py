@@ -9,6 +9,7 @@ from typing import Any
 
 from taco_train.cluster.racks import read_racks
 
+PREFIX = "LIGHT_"  # of LightCC's own; the others are Horovod's
 _MAX_SECONDS = 1_000_000  # 11 days: sockets and selectors of Python take no more than 24
 
 
@@ -33,6 +34,11 @@ class Variable:
     read: Callable[[str], Any]
     default: str
     meaning: str
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether ranks that set it differently would call different collectives."""
+        return self.name.startswith(PREFIX) or self.field == "fusion_bytes"
 
 
 def _flag(text: str) -> bool:

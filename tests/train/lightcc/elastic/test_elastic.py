@@ -256,3 +256,18 @@ def test_a_later_host_is_told_an_address_that_it_reaches(tmp_path: Path) -> None
         launcher.wait()
     assert (tmp_path / "at.localhost").read_text() == "127.0.0.1\n"
     assert not (tmp_path / "at.198.51.100.7").read_text().startswith("127.")
+
+
+def test_a_variable_that_is_wrong_ends_the_job(tmp_path: Path) -> None:
+    """To connect again would not help: ranks tried without an end."""
+    script = tmp_path / "start.py"
+    script.write_text("import taco_train.lightcc.horovod.torch as hvd; hvd.init()")
+    run = ForkedProgram(
+        horovodrun,
+        *("-np", "1", "--min-np", "1", *START, sys.executable, str(script)),
+        folder=tmp_path,
+        environment={"TACO_TRAIN_INTERFACE": "none0"},
+    )
+    assert run.wait() == 1
+    assert "TACO_TRAIN_INTERFACE is 'none0'; it must be an interface of" in run.stderr
+    assert "0 ranks are left; 1 are needed" in run.stderr

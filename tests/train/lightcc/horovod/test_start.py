@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import taco_train.lightcc.horovod.torch as hvd
 from support.train_processes import RankPool
+from taco_train.cluster.store import ConfigurationError
 from taco_train.collective.errors import CommunicationError
 from taco_train.lightcc.negotiation.rank_link import connect
 
@@ -59,3 +60,30 @@ def test_a_coordinator_that_is_gone_is_named() -> None:
 def connect_to_a_closed_port() -> None:
     with patch(_CONNECT, side_effect=ConnectionRefusedError(111, "Connection refused")):
         hvd.init()
+
+
+def test_variables_that_differ_between_ranks_are_named_on_all(tmp_path: Path) -> None:
+    """Otherwise ranks call collectives that do not fit, or wait for each other."""
+    racks = [tmp_path / "first", tmp_path / "second"]
+    racks[0].write_text("a left\nb right\n")
+    racks[1].write_text("b right\na left\n")  # means the same
+    with RankPool(3) as pool:
+        outcomes = pool.outcomes(start_with_own_variables, [str(one) for one in racks])
+    expected = (
+        "HOROVOD_FUSION_THRESHOLD must be equal on all ranks, but is its default on ranks 0, 2; 0 "
+        "on rank 1; LIGHT_TOPK_RATIO must be equal on all ranks, but is 0.5 on ranks 0, 1; its "
+        "default on rank 2"
+    )
+    assert [str(one.error) for one in outcomes] == [expected] * 3
+    assert all(isinstance(one.error, ConfigurationError) for one in outcomes)
+
+
+def start_with_own_variables(racks: list[str]) -> None:
+    rank = int(os.environ["RANK"])
+    os.environ["LIGHT_TOPOLOGY_FILE"] = racks[rank % 2]
+    os.environ["LIGHT_TOPK_RATIO"] = ["0.5", "5e-1", "0.01"][rank]
+    os.environ["LIGHT_TOPK_FP16"] = ["0", "off", ""][rank]
+    os.environ["HOROVOD_CYCLE_TIME"] = str(rank)  # each rank may have its own
+    if rank == 1:
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+    hvd.init()

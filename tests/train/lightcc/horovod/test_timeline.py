@@ -63,7 +63,7 @@ def compute_for_long() -> list[str]:
     """More events than a file's buffer holds; returns what was logged."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[method-assign, assignment]
     logging.getLogger("taco_train").addHandler(handler)
     hvd.init()
     for number in range(100):

@@ -7,7 +7,7 @@ import os
 import sys
 
 from taco_train.cluster.launch import detect
-from taco_train.cluster.store import KeyValueStore, RendezvousError
+from taco_train.cluster.store import ConfigurationError, KeyValueStore, RendezvousError
 from taco_train.collective.errors import CommunicationError
 from taco_train.collective.store import open_store
 from taco_train.lightcc import elastic_rounds
@@ -28,6 +28,7 @@ def join_round(settings: Settings) -> Job:
     """Waits for the next round, and connects to its ranks; ends the process if it must leave.
 
     Raises:
+        ConfigurationError: a variable is wrong, or differs between ranks.
         RendezvousError: no round comes, or the launcher is gone.
     """
     store = _rounds[0][0] if _rounds else _open_store()
@@ -45,6 +46,8 @@ def join_round(settings: Settings) -> Job:
             return open_job(
                 settings, environment, generation=said.generation, timeout=_CONNECT_SECONDS
             )
+        except ConfigurationError:
+            raise
         except (RendezvousError, CommunicationError) as error:
             logger.warning("a rank was lost while ranks connected: %s", error)
 
