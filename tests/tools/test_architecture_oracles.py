@@ -12,7 +12,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from support.architectures import qwen2_vl
+from support.architectures import native, qwen2_vl, relaid
+from support.architectures.reloading import Reloader
 from support.architectures.variant import Variant, token_sequences
 from support.architectures.variants import VARIANTS
 from taco_worker.models.registry import supported_architectures
@@ -22,7 +23,12 @@ SEQUENCES = token_sequences()
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
-def test_logits_are_finite_and_depend_on_every_tensor(variant: Variant, tmp_path: Path) -> None:
+def test_logits_are_finite_and_depend_on_every_tensor(
+    variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reloader = Reloader()
+    for module in (native, relaid):
+        monkeypatch.setattr(module, "load_model", reloader)
     variant.make(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     tensors = load_file(tmp_path / "model.safetensors")
