@@ -99,7 +99,11 @@ def top_k_steps(hosts: str) -> None:
             world.residuals.clear()
             reducer = BucketReducer(Settings(two_level=True))
             reducer.load_state_dict(world, {**state, "rank": own_rank() + 1})
-            assert reducer.state_dict(world) == {}
+            others = reducer.state_dict(world)
+            assert (others["residuals"], others["parts"]) == ({}, {})
+            assert others["steps"] == state["steps"]  # ranks must send equal shares
+            reducer.load_state_dict(world, {**state, "size": 5})  # changes nothing
+            assert reducer.state_dict(world) == others
             reducer.load_state_dict(world, state)
         parts = [torch.arange(sizes[name]) % 7 + step + own_rank() for name in names]
         buffer = torch.cat(parts).float()

@@ -41,6 +41,7 @@ class Residuals:
 
     def __init__(self) -> None:
         self._residuals: dict[str, Residual] = {}
+        self._steps: dict[str, int] = {}  # of those that are not made yet
 
     def of(
         self,
@@ -59,13 +60,14 @@ class Residuals:
         """
         residual = self._residuals.get(key)
         if residual is None:
-            residual = Residual(count, begin, end, torch.zeros(end - begin, device=device))
+            values = torch.zeros(end - begin, device=device)
+            residual = Residual(count, begin, end, values, step=self._steps.pop(key, 0))
             self._residuals[key] = residual
         if (residual.count, residual.begin, residual.end) != (count, begin, end):
             raise ValueError(
                 f"top-k: the residual of {key!r} is for elements {residual.begin} to "
                 f"{residual.end} of {residual.count}, and this rank now has elements {begin} to "
-                f"{end} of {count}: use another key, or clear the residuals"
+                f"{end} of {count}: use another key"
             )
         residual.values = residual.values.to(device)
         if has_momentum and residual.momentum is None:
@@ -80,10 +82,26 @@ class Residuals:
 
     def pop(self, key: str) -> Residual | None:
         """Removes the residual of a bucket; None if it is unknown."""
+        self._steps.pop(key, None)
         return self._residuals.pop(key, None)
 
     def clear(self) -> None:
         self._residuals.clear()
+        self._steps.clear()
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """The calls so far, by key: equal on all ranks, since ratios follow from them."""
+        made = {key: residual.step for key, residual in self._residuals.items()}
+        return {**self._steps, **made}
+
+    def set_steps(self, steps: Mapping[str, int]) -> None:
+        """Continues to count from these numbers."""
+        for key, step in steps.items():
+            if key in self._residuals:
+                self._residuals[key].step = step
+            else:
+                self._steps[key] = step
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Of this rank: every rank saves its own. Tensors are not copied."""
@@ -99,6 +117,7 @@ class Residuals:
                 fields["momentum"] = fields["momentum"].clone()
             loaded[key] = Residual(**fields)
         self._residuals = loaded
+        self._steps = {}
 
 
 class SparseCall:

@@ -57,7 +57,7 @@ class _State:
     """Of one communicator.
 
     Attributes:
-        num_hosts: groups of ranks that share memory.
+        domains: groups of ranks that share memory.
         settings: the user's; levels are set where ranks share hosts or hosts share racks.
         depth: of sums in levels: hosts, and racks where there are several.
         unsent: what TopK has not sent.
@@ -69,7 +69,7 @@ class _State:
         devices: reducers of tensors that stay where they are.
     """
 
-    num_hosts: int
+    domains: tuple[tuple[int, ...], ...]
     settings: Settings
     depth: int
     unsent: Unsent
@@ -80,6 +80,10 @@ class _State:
     )
     logged: dict[tuple[int, bool, bool], Plan] = field(default_factory=dict)
     devices: dict[torch.device, LevelReducer] = field(default_factory=dict)
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.domains)
 
 
 class BucketReducer:
@@ -196,15 +200,30 @@ class BucketReducer:
 
     def state_dict(self, communicator: Communicator) -> dict[str, Any]:
         """What TopK has not sent on this rank, which saves its own; empty without TopK."""
-        unsent = self._state(communicator).unsent
-        if unsent.is_empty:
+        state = self._state(communicator)
+        if state.unsent.is_empty:
             return {}
-        return {"rank": communicator.rank, "size": communicator.size, **unsent.state_dict()}
+        return {
+            "rank": communicator.rank,
+            "size": communicator.size,
+            "domains": state.domains,
+            **state.unsent.state_dict(),
+        }
 
-    def load_state_dict(self, communicator: Communicator, state: Mapping[str, Any]) -> None:
-        """Continue with what `state_dict` gave; a state of another rank is ignored."""
-        if state and (state["rank"], state["size"]) == (communicator.rank, communicator.size):
-            self._state(communicator).unsent.load_state_dict(state)
+    def load_state_dict(self, communicator: Communicator, saved: Mapping[str, Any]) -> None:
+        """Continue with what `state_dict` gave.
+
+        A state of another number of ranks is ignored. Of another rank's, only the steps count: all
+        ranks must be at the same ratio, also where rank 0 alone has a state, which it sends to all.
+        """
+        if not saved or saved["size"] != communicator.size:
+            return
+        state = self._state(communicator)
+        if saved["rank"] == communicator.rank:
+            has_same_shards = saved["domains"] == state.domains
+            state.unsent.load_state_dict(saved, has_same_shards=has_same_shards)
+        else:
+            state.unsent.count_from(saved)
 
     def _state(self, communicator: Communicator) -> _State:
         if (state := self._states.get(communicator)) is None:
@@ -222,7 +241,7 @@ class BucketReducer:
             # every run has the same bits, whatever is measured.
             settings = replace(settings, two_level=True)
         return _State(
-            num_hosts=len(domains),
+            domains=domains,
             settings=settings,
             depth=RACKS if has_racks else HOSTS,
             unsent=Unsent(communicator.residuals),

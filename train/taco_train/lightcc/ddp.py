@@ -166,7 +166,8 @@ def unsent_state() -> dict[str, Any]:
 def load_unsent_state(state: dict[str, Any]) -> None:
     """Continue with what `unsent_state` gave on this rank; call it after `ddp_hook`.
 
-    A state of another rank, or of another number of ranks, is ignored.
+    A state of another number of ranks is ignored. Of another rank's, only the steps of TopK's
+    warm-up count.
     """
     for reducer, communicator in _reductions:
         reducer.load_state_dict(communicator, state)

@@ -89,21 +89,26 @@ class Unsent:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this rank has sent everything."""
-        return not self._bucket_of and not self._parts
+        """Whether TopK has sent nothing yet: there is nothing to save."""
+        return not self._bucket_of and not self._parts and not self._residuals.steps
 
     def state_dict(self) -> dict[str, Any]:
         """Of this rank; tensors are copied."""
         return {
             "residuals": _copied(self._residuals.state_dict()),
+            "steps": self._residuals.steps,
             "parts": {
                 name: [[part.begin, part.values.clone()] for part in parts]
                 for name, parts in self._parts.items()
             },
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with what `state_dict` gave, on the same rank among as many."""
+    def load_state_dict(self, state: Mapping[str, Any], *, has_same_shards: bool = True) -> None:
+        """Continue with what `state_dict` gave, on the same rank among as many.
+
+        Args:
+            has_same_shards: hosts have the same ranks as then, so each rank owns the same shards.
+        """
         self._residuals.load_state_dict(state["residuals"])
         self._bucket_of = {}
         for key in state["residuals"]:
@@ -113,6 +118,14 @@ class Unsent:
             name: [_Part(begin, values.clone()) for begin, values in parts]
             for name, parts in state["parts"].items()
         }
+        if not has_same_shards:
+            for bucket in set(self._bucket_of.values()):
+                self._dissolve(bucket)
+        self.count_from(state)
+
+    def count_from(self, state: Mapping[str, Any]) -> None:
+        """Take the ratio's steps of a state, also of another rank's."""
+        self._residuals.set_steps(state["steps"])
 
     def _dissolve(self, bucket: Bucket) -> None:
         """Divide the bucket's residual among its tensors."""

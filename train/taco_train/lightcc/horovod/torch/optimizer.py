@@ -153,7 +153,8 @@ class GradientMixin(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the optimizer's; gradients that are on their way are forgotten.
 
-        What another rank has not sent is ignored: let each rank save and load its state.
+        What another rank has not sent is ignored, apart from the steps of TopK's warm-up: let each
+        rank save and load its state.
         """
         if _UNSENT in state_dict:
             job = current()
