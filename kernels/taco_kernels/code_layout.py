@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ PANEL = 16  # rows of W in a panel
 _SCALE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E8M0": 1}
 _ZERO_BYTES = 2
 _BLOCK_BYTES = 64
+_JOINED_BLOCKS = {5: (32, 320), 6: (16, 192)}  # columns and bytes, by the bits of a code
 _ALIGNMENT = 64
 _TILE_COLUMNS = 32  # bfloat16 panels have whole tiles
 _INT8_TILE_COLUMNS = 64
@@ -28,6 +29,8 @@ class CodeLayout:
 
     Attributes:
         kind, group: as of `GroupCodes`; `group` is at most the number of columns.
+        bits: of int8 codes: 8, or 5 or 6 if they are from -2^(bits - 1) on, or from 0 on with
+            minima, and are multiplied with int8 operands on vectors.
         has_zeros, has_minima, has_column_groups: which optional arrays it has.
         zero: all zeros of int4 codes are this number, so that they take no memory.
         scale_type: a type that holds every scale and minimum exactly, by its name in safetensors
@@ -45,6 +48,7 @@ class CodeLayout:
     scale_type: ScaleType = "F32"
     step_type: StepType | None = None
     groups_per_unit: int = 0
+    bits: int = 8
 
     def __post_init__(self) -> None:
         """Raises ValueError for fields that contradict each other."""
@@ -56,6 +60,16 @@ class CodeLayout:
             raise ValueError("scales have steps in groups of 8, 16, ... columns, of one zero")
         if self.zero is not None and (self.kind != "int4" or not self.has_zeros):
             raise ValueError("one number is the zero of all codes only of int4 with zeros")
+        if self.bits != 8 and not (
+            self.bits in _JOINED_BLOCKS
+            and self.kind == "int8"
+            and not (self.has_zeros or self.has_column_groups)
+            and self.group % self.block_columns == 0
+        ):
+            raise ValueError(
+                "codes of 5 and 6 bits are int8 without zeros, in groups of a multiple of 32 and "
+                "16 columns"
+            )
 
     @property
     def keeps_zeros(self) -> bool:
@@ -63,8 +77,23 @@ class CodeLayout:
 
     @property
     def block_columns(self) -> int:
-        """Columns of 64 bytes of codes of sixteen rows."""
+        """Columns of a block of codes of sixteen rows."""
+        if self.bits != 8:
+            return _JOINED_BLOCKS[self.bits][0]
         return 8 if self.kind in ("int4", "table16") else 4
+
+    @property
+    def block_bytes(self) -> int:
+        return _BLOCK_BYTES if self.bits == 8 else _JOINED_BLOCKS[self.bits][1]
+
+    @property
+    def smallest_code(self) -> int:
+        """What codes of 5 or 6 bits are counted from."""
+        return 0 if self.has_minima else -(1 << self.bits - 1)
+
+    def widened(self) -> CodeLayout:
+        """The layout with a byte for each code of 5 or 6 bits."""
+        return replace(self, bits=8)
 
     def keeps_column_groups(self, k: int) -> bool:
         """Whether the groups of k columns are kept as an array, in any order and of any size."""
@@ -86,7 +115,7 @@ class CodeLayout:
         header = groups * (scale + offset)
         if self.step_type is not None:
             header = scale + offset + groups * (2 if self.has_minima else 1)
-        return -(-k // columns) * header * PANEL + -(-k // self.block_columns) * _BLOCK_BYTES
+        return -(-k // columns) * header * PANEL + -(-k // self.block_columns) * self.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +129,9 @@ class RowSegment:
 
     count: int
     layout: CodeLayout | None
+
+    def widened(self) -> RowSegment:
+        return self if self.layout is None else replace(self, layout=self.layout.widened())
 
     def panel_bytes(self, k: int) -> int:
         if self.layout is not None:

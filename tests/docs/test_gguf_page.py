@@ -11,7 +11,7 @@ from taco_worker.quant.gguf.config.architectures import ARCHITECTURES
 from taco_worker.quant.gguf.tensor_names import NAME_TABLES
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "gguf.md").read_text()
-_KINDS = {"int4": "4-bit codes", "int8": "8-bit codes", "table16": "4-bit indices of a table"}
+_KINDS = {"int4": "4-bit codes", "int8": "{bits}-bit codes", "table16": "4-bit indices of a table"}
 
 
 def _section(title: str) -> str:
@@ -22,7 +22,7 @@ def test_types() -> None:
     rows = re.findall(r"^\| (.*) \| (.*) \|$", _section("Types"), re.MULTILINE)
     listed = {name: kept for names, kept in rows for name in names.split(", ")}
     for one in BLOCK_TYPES.values():
-        assert listed.pop(one.name) == _KINDS[one.layout.kind]
+        assert listed.pop(one.name) == _KINDS[one.layout.kind].format(bits=one.layout.bits)
     for plain in PLAIN_TYPES.values():
         assert listed.pop(plain.name) == "numbers"
     assert listed == {"type": "kept as"}

@@ -27,20 +27,25 @@ def random_codes(
     offset: str = "none",
     scale_type: ScaleType = "F32",
     has_column_groups: bool = False,
+    bits: int = 8,
     seed: int = 0,
 ) -> GroupCodes:
     """Codes whose scales and minima are exact in `scale_type`.
 
     Args:
         offset: "none", "zeros" or "minima".
+        bits: of int8 codes, as of a CodeLayout.
     """
     random = torch.Generator().manual_seed(seed)
     shape, grouped = (n, k), (n, -(-k // group))
     codes = torch.randint(0, 256, shape, generator=random).to(torch.uint8)
     if kind in ("int4", "table16"):
         codes &= 15
-    elif kind == "int8":
+    elif kind == "int8" and bits == 8:
         codes = codes.view(torch.int8)
+    elif kind == "int8":
+        first = 0 if offset == "minima" else 1 << bits - 1
+        codes = ((codes & (1 << bits) - 1).int() - first).to(torch.int8)
     else:
         codes[(codes & 0x7F) == 0x7F] = 0
     limit = 16 if kind == "int4" else 128
@@ -76,6 +81,7 @@ def random_step_codes(
     step_type: StepType,
     *,
     has_minima: bool,
+    bits: int = 8,
     seed: int = 0,
 ) -> GroupCodes:
     """Codes whose scales, and minima, are steps of units in float16, as in GGUF's K types.
@@ -84,7 +90,8 @@ def random_step_codes(
         k: a multiple of the columns that share a unit.
     """
     random = torch.Generator().manual_seed(seed)
-    codes = random_codes(n, k, kind, group, seed=seed)
+    offset = "minima" if has_minima else "none"
+    codes = random_codes(n, k, kind, group, offset=offset, bits=bits, seed=seed)
     steps = torch.randint(0, 256, (n, k // group), generator=random).to(torch.uint8)
     if step_type == "I8":
         steps = steps.view(torch.int8)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.coded_part import layout_of
+from taco_kernels.cpu.coded_part import check_bits, layout_of
 from taco_worker.models.tensor_files import dtype_name
 from taco_worker.quant.weight_format import WeightFormat
 
@@ -29,6 +29,7 @@ def matrix_of(format_: WeightFormat | None, stored: Mapping[str, Tensor]) -> Ten
     assert matrix.dtype == torch.float32
     codes, layout = format_.codes(stored), format_.layout
     assert layout is not None
-    assert layout_of(codes, layout.scale_type, layout.zero) == layout
+    assert layout_of(codes, layout.scale_type, layout.zero, layout.bits) == layout
+    check_bits(codes, layout)
     assert torch.equal(codes.values().view(torch.int32), matrix.view(torch.int32))
     return matrix

@@ -170,7 +170,7 @@ def _weight_bytes(
     for name, parameter in plan.parameters.items():
         *several, columns = parameter.shape
         if segments := coded.get(name):
-            rows = [RowSegment(segment.count, segment.layout) for segment in segments]
+            rows = [RowSegment(segment.count, segment.layout).widened() for segment in segments]
             num_experts = prod(several[:-1])
             num_bytes += num_experts * sum(segment.nbytes(columns) for segment in rows)
         elif several and name not in mapped:

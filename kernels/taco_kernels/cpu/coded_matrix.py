@@ -80,6 +80,7 @@ class CodedMatrix(WeightMatrix):
         *,
         scale_type: ScaleType = "F32",
         zero: int | None = None,
+        bits: int = 8,
         operands: torch.dtype = torch.bfloat16,
         bias: Tensor | None = None,
         gated: bool = False,
@@ -87,7 +88,7 @@ class CodedMatrix(WeightMatrix):
     ) -> CodedMatrix:
         """Packs codes [n, k], and bias [n] in the order of their rows."""
         n, k = codes.shape
-        layout = layout_of(codes, scale_type, zero)
+        layout = layout_of(codes, scale_type, zero, bits)
         rows = [RowSegment(n, layout)]
         order = order_of([codes]) if operands == torch.int8 else None
         matrix = cls(n, k, rows, operands=operands, order=order, gated=gated, segments=segments)
@@ -101,6 +102,10 @@ class CodedMatrix(WeightMatrix):
         bias = 0 if self._bias is None else self._bias.nbytes
         order = 0 if self._order is None else self._order.nbytes
         return sum(part.nbytes for part in self._parts) + bias + order
+
+    @property
+    def has_rows(self) -> bool:
+        return not self.gated and self._order is None
 
     @property
     def column_order(self) -> ColumnOrder | None:

@@ -18,6 +18,7 @@ from taco_kernels.library import CpuKernels
 from taco_kernels.native.stored_codes import has_e4m3_nans
 
 _KINDS = {"int4": 1, "table16": 1, "int8": 2, "e4m3": 3}
+_KINDS_OF_BITS = {5: 4, 6: 5}
 _SCALE_TYPES = {"F32": 0, "BF16": 1, "F16": 2, "F8_E8M0": 3}
 _SCALE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _STEP_TYPES = {None: 0, "U8": 1, "I8": 2, "F8_E4M3": 3}
@@ -96,16 +97,19 @@ class CodedPart:
         if self.layout is None:
             raise ValueError(f"{codes.kind} codes for rows whose numbers are bfloat16")
         layout = replace(self.layout, group=min(self.layout.group, self._k))
-        found = layout_of(codes, layout.scale_type, layout.zero)
+        found = layout_of(codes, layout.scale_type, layout.zero, layout.bits)
         if found != layout:
             raise ValueError(f"codes of another layout: {found}, not {layout}")
         if self._operands == torch.int8:
             if not takes_int8(layout, self._k, on_tiles=kernels.has_tiles):
                 raise ValueError(f"{codes.kind} codes of such groups do not multiply int8 on tiles")
+            if kernels.has_tiles and layout.bits != 8:
+                raise ValueError(f"codes of {layout.bits} bits are not multiplied on tiles")
             check_order(codes, self._order)
             layout = replace(layout, has_column_groups=False)
         if codes.kind == "e4m3":
             _check_e4m3(codes)
+        check_bits(codes, layout)
         if self._is_empty and codes.shape[0] == self.count:
             self._store_as(smallest_layout(codes, layout))
         assert self.stored is not None
@@ -193,12 +197,12 @@ class CodedPart:
         self._memory[last : last + size].zero_()  # rows past the last
         if layout is None:
             return
-        self.struct.kind = _KINDS[layout.kind]
+        self.struct.kind = _KINDS_OF_BITS.get(layout.bits, _KINDS[layout.kind])
         self.struct.scale_type = _SCALE_TYPES[layout.scale_type]
         offset = _OFFSET_ZERO if layout.keeps_zeros else _OFFSET_MINIMUM if layout.has_minima else 0
         self.struct.offset = offset
         self.struct.step_type = _STEP_TYPES[layout.step_type]
-        self.struct.zero = layout.zero or 0
+        self.struct.zero = -layout.smallest_code if layout.bits != 8 else layout.zero or 0
         self.struct.chunk, self.struct.num_groups = layout.chunk(self._k)
         if layout.kind == "int4":
             self._table = torch.arange(16).float() - (layout.zero or 0)
@@ -226,9 +230,9 @@ class CodedPart:
 
 
 def layout_of(
-    codes: GroupCodes, scale_type: ScaleType = "F32", zero: int | None = None
+    codes: GroupCodes, scale_type: ScaleType = "F32", zero: int | None = None, bits: int = 8
 ) -> CodeLayout:
-    """The layout of some codes."""
+    """The layout of some codes; `scale_type`, `zero` and `bits` as they are declared."""
     return CodeLayout(
         codes.kind,
         min(codes.group, codes.shape[1]),
@@ -239,6 +243,7 @@ def layout_of(
         scale_type,
         None if codes.steps is None else _NAMES_OF_STEPS[codes.steps.steps.dtype],
         0 if codes.steps is None else codes.steps.groups_per_unit,
+        bits,
     )
 
 
@@ -324,6 +329,8 @@ def _rounded(scales: Tensor, scale_type: ScaleType) -> tuple[Tensor, Tensor]:
 
 def check_operands(layout: CodeLayout | None, operands: torch.dtype, k: int) -> None:
     """Raises ValueError if the codes multiply such operands on no instruction set."""
+    if operands == torch.bfloat16 and layout is not None and layout.bits != 8:
+        raise ValueError(f"codes of {layout.bits} bits multiply no bfloat16 operands")
     if operands == torch.bfloat16 or (layout is not None and takes_int8(layout, k)):
         return
     kind = "bfloat16 numbers" if layout is None else f"{layout.kind} codes of such groups"
@@ -337,6 +344,18 @@ def _check_e4m3(codes: GroupCodes) -> None:
         raise ValueError(
             f"a scale of 8-bit floats is {float(codes.scales.abs().max()):g}: "
             f"at most {_MAX_E4M3_SCALE:g} is kept"
+        )
+
+
+def check_bits(codes: GroupCodes, layout: CodeLayout) -> None:
+    """Raises ValueError if codes have more bits than their layout says."""
+    if layout.bits == 8 or not codes.codes.numel():
+        return
+    first, last = layout.smallest_code, layout.smallest_code + (1 << layout.bits) - 1
+    least, greatest = (int(one) for one in codes.codes.aminmax())
+    if least < first or greatest > last:
+        raise ValueError(
+            f"codes from {least} to {greatest} do not fit {layout.bits} bits: {first} to {last}"
         )
 
 

@@ -48,6 +48,11 @@ class WeightMatrix(ABC):
         """Memory that the matrix takes."""
 
     @property
+    def has_rows(self) -> bool:
+        """Whether `rows` can read the rows of W: int8 matrices keep them rounded."""
+        return not self.gated and self.dtype != torch.int8
+
+    @property
     def column_arrays(self) -> dict[str, Tensor]:
         """What a matrix keeps beside its panels and its bias, which packing fills."""
         return {}
@@ -83,7 +88,7 @@ class WeightMatrix(ABC):
         Returns:
             float32 [count, k].
         """
-        if self.gated or self.dtype == torch.int8:
+        if not self.has_rows:
             raise ValueError(
                 f"rows cannot be read from a {'gated ' * self.gated}{self.dtype} matrix"
             )

@@ -27,6 +27,7 @@ from taco_kernels.reference.linear import coded_linear
 
 ON_VECTORS = [isa for isa in (*NATIVE, *EMULATED) if not isa.endswith("amx")]
 SCALE_TYPES: tuple[ScaleType, ...] = ("F32", "BF16", "F16", "F8_E8M0")
+GROUP_OF_BITS = {5: 32, 6: 16, 8: 1}  # columns of a group are a multiple
 
 
 def activations(count: int, k: int, *, num_outliers: int = 0, seed: int = 0) -> Tensor:
@@ -60,12 +61,14 @@ def packed(
     gated: bool = False,
     scale_type: ScaleType = "F32",
     zero: int | None = None,
+    bits: int = 8,
 ) -> CodedMatrix:
     return CodedMatrix.from_codes(
         kernels,
         codes,
         scale_type=scale_type,
         zero=zero,
+        bits=bits,
         operands=torch.int8,
         bias=bias,
         gated=gated,
@@ -73,12 +76,13 @@ def packed(
 
 
 @pytest.mark.parametrize("isa", [*NATIVE, *EMULATED])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     count=st.sampled_from([1, 2, 7, 13, 15, 17, 33, 90]),
     n=st.integers(1, 100),
     k=st.integers(1, 700),
     kind=st.sampled_from(["int4", "int8"]),
+    bits=st.sampled_from([5, 6, 8]),
     group=st.sampled_from([16, 32, 48, 64, 128, 192, 1024, None]),
     offset=st.sampled_from(["none", "one zero", "zeros", "minima"]),
     scale_type=st.sampled_from(SCALE_TYPES),
@@ -91,6 +95,7 @@ def test_a_product_has_the_bits_of_its_definition(
     n: int,
     k: int,
     kind: CodeKind,
+    bits: int,
     group: int | None,
     offset: str,
     scale_type: ScaleType,
@@ -104,8 +109,10 @@ def test_a_product_has_the_bits_of_its_definition(
     if kind == "int8" and offset != "minima":
         offset = "none"
     kinds = {"one zero": "zeros"}
+    if kind == "int4" or kernels.has_tiles or min(group or k, k) % GROUP_OF_BITS[bits]:
+        bits = 8
     codes = random_codes(
-        n, k, kind, group or k, offset=kinds.get(offset, offset), scale_type=scale_type
+        n, k, kind, group or k, offset=kinds.get(offset, offset), scale_type=scale_type, bits=bits
     )
     zero = None
     if offset == "one zero" and codes.zeros is not None:
@@ -113,7 +120,7 @@ def test_a_product_has_the_bits_of_its_definition(
         codes = replace(codes, zeros=torch.full_like(codes.zeros, zero))
     bias = torch.randn(n)
     rows = encoded(kernels, activations(count, k, num_outliers=num_outliers))
-    matrix = packed(kernels, codes, bias, scale_type=scale_type, zero=zero)
+    matrix = packed(kernels, codes, bias, scale_type=scale_type, zero=zero, bits=bits)
 
     out = multiply(kernels, rows, matrix)
 
@@ -127,6 +134,7 @@ def test_a_product_has_the_bits_of_its_definition(
     n=st.integers(1, 100),
     num_units=st.integers(1, 5),
     kind=st.sampled_from(["int4", "int8"]),
+    bits=st.sampled_from([5, 6, 8]),
     group=st.sampled_from([16, 32, 64]),
     groups_per_unit=st.sampled_from([2, 3, 8, 16]),
     step_type=st.sampled_from(["U8", "I8", "F8_E4M3"]),
@@ -139,6 +147,7 @@ def test_products_of_scales_that_are_steps_of_units(
     n: int,
     num_units: int,
     kind: CodeKind,
+    bits: int,
     group: int,
     groups_per_unit: int,
     step_type: StepType,
@@ -146,10 +155,13 @@ def test_products_of_scales_that_are_steps_of_units(
     num_outliers: int,
 ) -> None:
     kernels, k = kernels_of(isa, 2), num_units * group * groups_per_unit
-    codes = random_step_codes(n, k, kind, group, groups_per_unit, step_type, has_minima=has_minima)
+    bits = 8 if kind == "int4" or group % GROUP_OF_BITS[bits] else bits
+    codes = random_step_codes(
+        n, k, kind, group, groups_per_unit, step_type, has_minima=has_minima, bits=bits
+    )
     rows = encoded(kernels, activations(count, k, num_outliers=min(num_outliers, k)))
 
-    out = multiply(kernels, rows, packed(kernels, codes, scale_type="F16"))
+    out = multiply(kernels, rows, packed(kernels, codes, scale_type="F16", bits=bits))
 
     assert torch.equal(out, expected(kernels, rows, codes))
 
@@ -285,11 +297,16 @@ def test_segments_of_unlike_codes(
         random_codes(64, k, "int4", k, seed=2),
         random_codes(192, k, "int4", 128, seed=3),
     ]
+    bits = [8] * 4
     if has_short_groups and not cpu_kernels.has_tiles:
-        parts[1] = random_codes(32, k, "int8", 32, offset="minima", seed=1)
-        parts[2] = random_step_codes(64, k, "int8", 16, 16, "I8", has_minima=False, seed=2)
+        parts[1] = random_codes(32, k, "int8", 32, offset="minima", bits=5, seed=1)
+        parts[2] = random_step_codes(64, k, "int8", 16, 16, "I8", has_minima=False, bits=6, seed=2)
         parts[3] = random_step_codes(192, k, "int4", 32, 8, "U8", has_minima=True, seed=3)
-    segments = [RowSegment(part.shape[0], layout_of(part)) for part in parts]
+        bits[1:3] = 5, 6
+    segments = [
+        RowSegment(part.shape[0], layout_of(part, bits=each))
+        for part, each in zip(parts, bits, strict=True)
+    ]
     matrix = CodedMatrix(384, k, segments, operands=torch.int8, gated=gated)
     start = 0
     for part in parts:
@@ -318,6 +335,41 @@ def test_packs_slices(cpu_kernels: CpuKernels) -> None:
     out = multiply(cpu_kernels, rows, sliced)
 
     assert torch.equal(out, multiply(cpu_kernels, rows, packed(cpu_kernels, codes)))
+
+
+@pytest.mark.parametrize("isa", ON_VECTORS)
+@pytest.mark.parametrize("bits", [5, 6])
+def test_packs_slices_of_codes_whose_high_bits_are_apart(isa: str, bits: int) -> None:
+    kernels = kernels_of(isa, 2)
+    codes = random_codes(86, 200, "int8", 64, bits=bits)
+    whole = packed(kernels, codes, bits=bits)
+    sliced = CodedMatrix(
+        86, 200, [RowSegment(86, layout_of(codes, bits=bits))], operands=torch.int8
+    )
+    for begin, end in ((50, 86), (0, 7), (7, 50)):
+        sliced.pack_codes(kernels, codes.map_rows(itemgetter(slice(begin, end))), begin)
+    rows = encoded(kernels, activations(3, 200))
+
+    assert torch.equal(multiply(kernels, rows, sliced), multiply(kernels, rows, whole))
+    block_bytes = {5: 7 * 320, 6: 13 * 192}[bits]
+    assert packed(kernels, codes).nbytes - whole.nbytes == 6 * (50 * 64 - block_bytes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "offset"),
+    [
+        *(("int4", 8, "zeros"), ("int4", 8, "none"), ("int8", 8, "none")),
+        *(("int8", 5, "none"), ("int8", 6, "minima")),
+    ],
+)
+def test_reads_rows(cpu_kernels: CpuKernels, kind: CodeKind, bits: int, offset: str) -> None:
+    if cpu_kernels.has_tiles:
+        bits, offset = 8, "none" if offset == "minima" else offset
+    codes = random_codes(40, 200, kind, 64, offset=offset, bits=bits)
+
+    rows = packed(cpu_kernels, codes, bits=bits).rows(cpu_kernels, torch.tensor([7, 0, 39, 7]))
+
+    assert torch.equal(rows, codes.values()[[7, 0, 39, 7]].bfloat16().float())
 
 
 STEPS = CodeLayout("int4", 32, has_minima=True, step_type="U8", groups_per_unit=8)
@@ -366,6 +418,32 @@ def test_zeros_that_make_codes_too_great_are_rejected() -> None:
 
     with pytest.raises(ValueError, match="from -113 to"):
         packed(kernels, codes)
+
+
+def test_codes_of_more_bits_are_rejected() -> None:
+    kernels = kernels_of("avx2", 1)
+    codes = random_codes(16, 64, "int8", 32, bits=6)
+    codes.codes[3, 5] = -17
+
+    with pytest.raises(ValueError, match="do not fit 5 bits: -16 to 15"):
+        packed(kernels, codes, bits=5)
+
+
+def test_codes_of_few_bits_are_rejected_on_tiles_and_for_bfloat16() -> None:
+    codes = random_codes(16, 64, "int8", 64, bits=6)
+
+    with pytest.raises(ValueError, match="codes of 6 bits are not multiplied on tiles"):
+        packed(kernels_of("emulated_amx", 1), codes, bits=6)
+    with pytest.raises(ValueError, match="codes of 6 bits multiply no bfloat16 operands"):
+        CodedMatrix(16, 64, [RowSegment(16, layout_of(codes, bits=6))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "group"), [("int4", 5, 32), ("int8", 5, 16), ("int8", 7, 32)]
+)
+def test_layouts_of_other_bits_are_rejected(kind: CodeKind, bits: int, group: int) -> None:
+    with pytest.raises(ValueError, match="codes of 5 and 6 bits are int8"):
+        CodeLayout(kind, group, bits=bits)
 
 
 def test_numbers_that_are_no_codes_are_rejected() -> None:

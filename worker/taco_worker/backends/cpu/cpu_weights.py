@@ -106,6 +106,8 @@ class CpuWeights:
         self._codes = self._kept_codes(codes or {})
         self._activations = activations
         self._int8_activations = self._of_int8_activations()
+        for name in self._codes.keys() - (set() if kernels.has_tiles else self._int8_activations):
+            self._codes[name] = tuple(segment.widened() for segment in self._codes[name])
         self._pending = {
             name: PendingCodes(plan.parameters[name].shape[0])
             for name in self._int8_activations
@@ -315,23 +317,23 @@ class CpuWeights:
         wanted = self._activations
         if wanted == "bfloat16":
             return frozenset()
-        # Embeddings are read from a tied LM head, as bfloat16 operands see it.
-        names = self._codes.keys() - self._table_names
+        names = self._codes.keys() & (self._linear_weights | self._expert_weights)
         found = {name for name in names if self._takes_int8(name)}
         for op in self._mixtures:
             if not {op.gate_up, op.down} <= found:
                 found -= {op.gate_up, op.down}
-        if wanted == "int8" and (others := sorted(names - found)):
+        if wanted == "int8" and (others := sorted(names - found - self._table_names)):
             raise no_int8_activations(others[0])
         return frozenset(found)
 
     def _takes_int8(self, parameter: str) -> bool:
         k = self._plan.parameters[parameter].shape[-1]
-        is_expert = parameter in self._expert_weights  # their rows are written in one order
+        # The rows of experts are written in one order, and embeddings are read in order.
+        is_in_order = parameter in self._expert_weights | self._table_names
         return all(
             segment.layout is not None
             and takes_int8(segment.layout, k, on_tiles=self._kernels.has_tiles)
-            and not (is_expert and segment.layout.has_column_groups)
+            and not (is_in_order and segment.layout.has_column_groups)
             for segment in self._codes[parameter]
         )
 

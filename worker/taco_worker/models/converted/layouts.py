@@ -83,6 +83,7 @@ def _layout(content: object) -> CodeLayout:
         and (step_type is None or step_type in get_args(StepType))
         and _is_size(content["group"], 1)
         and _is_size(content["groups_per_unit"], 0)
+        and _is_size(content["bits"], 1)
         and (zero is None or _is_size(zero, 0))
         and all(type(content[name]) is bool for name in names if name.startswith("has_"))
     )

@@ -56,8 +56,23 @@ inline void copy_panel_column(const float* panel, int64_t column, int64_t k, int
     for (int64_t i = 0; k + i < end; ++i) out[k + i] = panel[i * PANEL + column];
 }
 
+// Copies a row of W out of codes for int8 operands, in the order of W's columns, rounded to bf16.
+inline void copy_grouped_row(const CodePart& part, int64_t row, int64_t width, float* out) {
+    const PanelGroups groups(part, row / PANEL);
+    const int64_t columns = part.group_columns();
+    alignas(64) float lanes[PANEL];
+    for (int64_t k = 0, group = 0; k < width; k += columns, ++group) {
+        const GroupScales scales = groups.scales(group);
+        const int64_t count = std::min(columns, width - k);
+        for (int64_t column = 0; column < count; ++column) {
+            store(lanes, groups.values(group, column, scales));
+            out[k + column] = from_bf16(to_bf16(lanes[row % PANEL]));
+        }
+    }
+}
+
 // Copies a row of W out of a packed matrix of f32 or of bf16 operands (matrix.h), whose numbers lie
-// a panel row apart.
+// a panel row apart, or out of a matrix of codes.
 inline void copy_packed_row(const Matrix& matrix, int64_t row, int64_t width, float* out) {
     const int64_t column = row % PANEL;
     if (matrix.type == DType::f32) {
@@ -70,6 +85,7 @@ inline void copy_packed_row(const Matrix& matrix, int64_t row, int64_t width, fl
         return copy_panel_column(panel, column, 0, width, out);
     }
     const CodePart& part = matrix.part_of(row / PANEL);
+    if (is_grouped_int8(matrix)) return copy_grouped_row(part, row, width, out);
     const char* panel = part.panel(row / PANEL);
     constexpr int64_t STEPS = 64, COLUMNS = STEPS * k_group(DType::bf16);
     alignas(64) Bf16Operand decoded[STEPS * PAIR_ITEMS];

@@ -59,8 +59,9 @@ def _blocks(
     minima: bool = False,
     scales: ScaleType = "F16",
     steps: StepType | None = None,
+    bits: int = 8,
 ) -> BlockType:
-    """Args: steps: of the groups' scales in the unit of their block."""
+    """Args: steps: of the groups' scales in the unit of their block; bits: as of a CodeLayout."""
     layout = CodeLayout(
         kind,
         group,
@@ -70,6 +71,7 @@ def _blocks(
         scale_type=scales,
         step_type=steps,
         groups_per_unit=0 if steps is None else columns // group,
+        bits=bits,
     )
     return BlockType(name, columns, size, layout)
 
@@ -85,14 +87,14 @@ BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType(
     {
         2: _blocks("Q4_0", 32, 18, "int4", 32, zero=8),
         3: _blocks("Q4_1", 32, 20, "int4", 32, minima=True),
-        6: _blocks("Q5_0", 32, 22, "int8", 32),
-        7: _blocks("Q5_1", 32, 24, "int8", 32, minima=True),
+        6: _blocks("Q5_0", 32, 22, "int8", 32, bits=5),
+        7: _blocks("Q5_1", 32, 24, "int8", 32, minima=True, bits=5),
         8: _blocks("Q8_0", 32, 34, "int8", 32),
         10: _blocks("Q2_K", 256, 84, "int4", 16, minima=True, steps="U8"),
         11: _blocks("Q3_K", 256, 110, "int4", 16, zero=4, steps="I8"),
         12: _blocks("Q4_K", 256, 144, "int4", 32, minima=True, steps="U8"),
-        13: _blocks("Q5_K", 256, 176, "int8", 32, minima=True, steps="U8"),
-        14: _blocks("Q6_K", 256, 210, "int8", 16, steps="I8"),
+        13: _blocks("Q5_K", 256, 176, "int8", 32, minima=True, steps="U8", bits=5),
+        14: _blocks("Q6_K", 256, 210, "int8", 16, steps="I8", bits=6),
         15: _blocks("Q8_K", 256, 292, "int8", 256, scales="F32"),
         16: _blocks("IQ2_XXS", 256, 66, "int8", 32, scales="F32"),
         17: _blocks("IQ2_XS", 256, 74, "int8", 16, scales="F32"),

@@ -10,7 +10,14 @@ enum class CodeKind : int32_t {
     nibble = 1,  // 4 bits, an index of `table`
     int8 = 2,
     e4m3 = 3,  // the 8-bit float (OCP FP8)
+    int5 = 4,  // from 0 to 31 or 63
+    int6 = 5,
 };
+
+// High bits of codes that blocks keep apart from their low halves; 0: they keep none apart.
+constexpr int high_bits(CodeKind kind) {
+    return kind == CodeKind::int5 ? 1 : kind == CodeKind::int6 ? 2 : 0;
+}
 
 enum class ScaleType : int32_t { f32 = 0, bf16 = 1, f16 = 2, e8m0 = 3 };
 
@@ -35,7 +42,9 @@ constexpr int64_t scale_bytes(ScaleType type) {
 //     header = scale[16], then zero[16] (bf16) or minimum[16] (as the scales)
 //              With steps, these are units of the chunk's groups, and each group has step[16],
 //              then minimum's step[16] (u8): scale = unit * step, minimum likewise.
-//     codes  = blocks of 64 bytes: 16 rows of W at 8 (nibble) or 4 columns; the last is padded
+//     codes  = blocks of 64 bytes: 16 rows of W at 8 (nibble) or 4 columns; the last is padded.
+//              A block of int5 (int6) has 320 (192) bytes and 32 (16) columns: 64 bytes with their
+//              high bits, then the low halves of their codes as blocks of nibbles.
 //
 // A chunk is a group of columns, whose size is a multiple of 8; or those groups that share units;
 // or all columns, which then have any groups. The order of codes in a block depends on the
@@ -45,7 +54,7 @@ struct CodePart {
     ScaleType scale_type;
     StepType step_type;
     GroupOffset offset;
-    int32_t zero;                                 // of all int4 codes; `table` has it subtracted
+    int32_t zero;                                 // of all codes; `table` has it subtracted
     int64_t first_panel, panel_step, num_panels;  // of the matrix; each, or each second one
     int64_t panel_bytes;
     int64_t k;
@@ -55,7 +64,10 @@ struct CodePart {
     const float* table;     // [16] of nibbles
     const int32_t* groups;  // of each column, [k padded to whole blocks]; null: they are in order
 
-    int64_t block_columns() const { return kind == CodeKind::nibble ? 8 : 4; }
+    int64_t block_columns() const {
+        if (const int bits = high_bits(kind)) return 32 / bits;
+        return kind == CodeKind::nibble ? 8 : 4;
+    }
     int64_t offset_bytes() const {
         return offset == GroupOffset::none   ? 0
                : offset == GroupOffset::zero ? 2
@@ -74,7 +86,12 @@ struct CodePart {
     int64_t group_columns() const { return num_groups == 1 ? chunk : chunk / num_groups; }
     // Bytes of a chunk's codes before the block of `column`. Without divisions: they take long.
     int64_t code_bytes(int64_t column) const {
-        return (column >> (kind == CodeKind::nibble ? 3 : 2)) * 64;
+        switch (kind) {
+            case CodeKind::nibble: return (column >> 3) * 64;
+            case CodeKind::int5: return (column >> 5) * 320;
+            case CodeKind::int6: return (column >> 4) * 192;
+            default: return (column >> 2) * 64;
+        }
     }
     int64_t chunk_bytes() const { return header_bytes() + code_bytes(chunk); }
     bool has_panel(int64_t panel) const {

@@ -22,7 +22,7 @@ class CodeOrder {
 public:
     // `widens_pairs`: as WIDENS_PAIRS of the instruction set (isa/code_pairs.h).
     CodeOrder(CodeKind kind, DType operands, bool widens_pairs)
-        : is_nibble_(kind == CodeKind::nibble),
+        : is_nibble_(kind == CodeKind::nibble || high_bits(kind)),
           is_int8_(operands == DType::i8),
           widens_pairs_(widens_pairs) {}
 

@@ -41,8 +41,13 @@ public:
                                 chunk * part_.num_groups + group, row_groups_);
                 }
             }
-            pack_blocks(column, std::min(column + part_.chunk, part_.k),
-                        data + part_.header_bytes());
+            const int64_t end = std::min(column + part_.chunk, part_.k);
+            char* block = data + part_.header_bytes();
+            if (high_bits(part_.kind)) {
+                pack_joined_blocks(column, end, block);
+            } else {
+                pack_blocks(column, end, block);
+            }
         }
     }
 
@@ -101,6 +106,36 @@ private:
         }
     }
 
+    // The same of blocks whose high bits are apart. They belong to int8 operands, whose order
+    // leaves the words of each row apart.
+    void pack_joined_blocks(int64_t column, int64_t end, char* block) const {
+        const int high = high_bits(part_.kind);
+        const uint64_t every = 0x0101010101010101, zero = every * uint64_t(part_.zero);
+        const int64_t num_nibbles = part_.block_columns() / 8;
+        for (; column < end; column += part_.block_columns()) {
+            RowWords highs{};
+            for (int64_t i = 0; i < num_nibbles; ++i) {
+                RowWords lows{};
+                for (int64_t row = begin_; row < end_; ++row) {
+                    // A zero is 0 or the highest bit: to flip it is to add it.
+                    const uint64_t codes = (load_bytes<uint64_t>(row, column + 8 * i) ^ zero) &
+                                           every * ((16 << high) - 1);
+                    lows.of[row] = join_nibbles(codes & every * 15);
+                    const uint64_t bits = codes >> 4 & every * 3;
+                    highs.of[row] |= uint32_t(bits) << 2 * high * i;
+                    highs.of[row] |= uint32_t(bits >> 32) << (2 * high * i + high);
+                }
+                copy_rows(block + 64 * (1 + i), order_.apply(lows));
+            }
+            copy_rows(block, highs);
+            block += 64 * (1 + num_nibbles);
+        }
+    }
+
+    void copy_rows(char* block, const RowWords& words) const {
+        std::memcpy(block + begin_ * 4, words.of + begin_, size_t(end_ - begin_) * 4);
+    }
+
     // The codes of a block from a column on; zeros past the last, and of rows that are not given.
     RowWords load(int64_t column) const {
         RowWords words{};
@@ -148,7 +183,7 @@ private:
     // Codes of a row from a column on, one a byte.
     template <class Word>
     Word load_bytes(int64_t row, int64_t column) const {
-        const int64_t count = std::min<int64_t>(part_.k - column, sizeof(Word));
+        const auto count = std::clamp<int64_t>(part_.k - column, 0, sizeof(Word));
         const uint8_t* codes = packing_.codes + (first_row_ + row) * packing_.stride;
         Word word = 0;
         if (packing_.columns) {

@@ -72,6 +72,8 @@ inline void with_codes(const CodePart& part, Body body) {
         case CodeKind::int8: return with_offset(NumbersTag<Int8Numbers>());
         case CodeKind::e4m3: return with_offset(NumbersTag<E4m3Numbers>());
         case CodeKind::none: return;
+        case CodeKind::int5:
+        case CodeKind::int6: return;  // of int8 operands alone
     }
 }
 

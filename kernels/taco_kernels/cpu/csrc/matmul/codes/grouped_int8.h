@@ -1,6 +1,6 @@
-// Products of matrices of codes (code_args.h) with int8 activations: of 4-bit codes, and of 8-bit
-// codes without zeros. Groups have a multiple of 16 columns, or all columns. On tiles they have a
-// multiple of 64 or all columns, and neither steps nor minima.
+// Products of matrices of codes (code_args.h) with int8 activations: of 4-bit codes, and of 5, 6
+// and 8-bit codes without zeros. Groups have a multiple of 16 columns, or all columns. On tiles
+// they have a multiple of 64 or all columns, and neither steps nor minima.
 //
 // A row of activations is (q + OUTLIER_STEP * h) * s, with int8 numbers q, high parts h that are 0
 // except for outliers, and the row's scale s (encode_int8.h). In float32, a product is:
@@ -66,15 +66,27 @@ public:
         return to_int(load_bf16(reinterpret_cast<const bf16*>(zeros)));
     }
 
-    // Column k of the sixteen rows less their zeros.
-    F32 numbers(int64_t k) const {
-        const int64_t group = k / part_.group_columns(), column = k % part_.group_columns();
+    // A column of a group, of the sixteen rows less their zeros.
+    F32 numbers(int64_t group, int64_t column) const {
         const char* block = codes(group) + part_.code_bytes(column);
         if (part_.kind == CodeKind::int8) {
             return load_byte_of_quads(reinterpret_cast<const int8_t*>(block), column % 4);
         }
-        const int shift = int(8 * (column % 4) + column % 8 / 4 * 4);
-        return sub(nibble_of_lanes(block, shift), to_float(zeros(group)));
+        const int byte = int(8 * (column % 4));
+        F32 high = zero();
+        if (const int bits = high_bits(part_.kind)) {
+            const int64_t quad = column % part_.block_columns() / 4;
+            high = bits_of_lanes(block, byte + int(quad) * bits, (1 << bits) - 1);
+            block += 64 * (1 + quad / 2);
+        }
+        const F32 low = bits_of_lanes(block, byte + int(column % 8 / 4 * 4), 15);
+        return sub(fma(high, set1(16), low), to_float(zeros(group)));
+    }
+
+    // The same column of W.
+    F32 values(int64_t group, int64_t column, const GroupScales& scales) const {
+        const F32 value = mul(numbers(group, column), scales.scale);
+        return part_.offset == GroupOffset::minimum ? sub(value, scales.offset) : value;
     }
 
 #ifdef TACO_HAS_TILES
@@ -108,11 +120,14 @@ private:
 // The products of a row's outliers with a panel's rows, in units of OUTLIER_STEP.
 inline F32 grouped_outlier_sums(const RowScale& scale, const CodePart& part, int64_t panel) {
     const PanelGroups groups(part, panel);
+    const int64_t columns = part.group_columns();
     F32 sums = zero();
     for (int32_t i = 0; i < scale.num_outliers; ++i) {
         const Outlier& outlier = scale.outliers[i];
-        const GroupScales group = groups.scales(outlier.k / part.group_columns());
-        sums = fma(mul(set1(outlier.high), groups.numbers(outlier.k)), group.scale, sums);
+        const int64_t index = outlier.k / columns;
+        const GroupScales group = groups.scales(index);
+        const F32 numbers = groups.numbers(index, outlier.k % columns);
+        sums = fma(mul(set1(outlier.high), numbers), group.scale, sums);
         if (part.offset == GroupOffset::minimum) {
             sums = fma(set1(-outlier.high), group.offset, sums);
         }

@@ -20,14 +20,21 @@ constexpr int MOST_PASS_PANELS = 8;
 
 // A block of codes: PARTS quads of sixteen columns of W^T.
 struct NibbleBlock {
-    using Quads = NibbleQuads;
-    static constexpr int PARTS = 2;
+    using Quads = SmallQuads;
+    static constexpr int PARTS = 2, BYTES = 64;
     static constexpr int32_t OFFSET = 0;
     static Quads load(const char* p, int part) { return load_nibble_quads(p, part); }
 };
+template <int HIGH>
+struct JoinedBlock {
+    using Quads = SmallQuads;
+    static constexpr int PARTS = 8 / HIGH, BYTES = 64 + PARTS * 32;
+    static constexpr int32_t OFFSET = 0;
+    static Quads load(const char* p, int part) { return load_joined_quads<HIGH>(p, part); }
+};
 struct ByteBlock {
     using Quads = ByteQuads;
-    static constexpr int PARTS = 1;
+    static constexpr int PARTS = 1, BYTES = 64;
     static constexpr int32_t OFFSET = BYTE_CODE_OFFSET;
     static Quads load(const char* p, int) { return load_byte_quads(p); }
 };
@@ -115,15 +122,17 @@ __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRows
         const int64_t start = group * pass.stride;
         const int64_t blocks = group + 1 < pass.num_groups ? pass.num_blocks : pass.last_blocks;
         for (int64_t block = 0; block < blocks; ++block) {
-#pragma GCC unroll 2
-            for (int half = 0; half < Codes::PARTS; ++half) {
-                asm volatile("" ::: "memory");  // holds the loads of this half back until here
+#pragma GCC unroll 8
+            for (int part = 0; part < Codes::PARTS; ++part) {
+                asm volatile("" ::: "memory");  // holds the loads of this part back until here
                 typename Codes::Quads quads[P];
 #pragma GCC unroll 8
                 for (int p = 0; p < P; ++p) {
-                    const int64_t at = start + block * STEP_BYTES;
-                    quads[p] = Codes::load(pass.codes[p] + at, half);
-                    if (half == 0) __builtin_prefetch(pass.next[p] + at, 0, 2);
+                    const int64_t at = start + block * Codes::BYTES;
+                    quads[p] = Codes::load(pass.codes[p] + at, part);
+                    if (part * 64 < Codes::BYTES) {
+                        __builtin_prefetch(pass.next[p] + at + part * 64, 0, 2);
+                    }
                 }
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r) {
@@ -187,10 +196,11 @@ public:
     void run() {
         for (int64_t panel = block_.panels.begin, end; panel < block_.panels.end; panel = end) {
             end = panel + width_at(panel);
-            if (part_of(panel).kind == CodeKind::nibble) {
-                sum_panels<NibbleBlock>({panel, end});
-            } else {
-                sum_panels<ByteBlock>({panel, end});
+            switch (part_of(panel).kind) {
+                case CodeKind::nibble: sum_panels<NibbleBlock>({panel, end}); break;
+                case CodeKind::int5: sum_panels<JoinedBlock<1>>({panel, end}); break;
+                case CodeKind::int6: sum_panels<JoinedBlock<2>>({panel, end}); break;
+                default: sum_panels<ByteBlock>({panel, end});
             }
         }
     }
