@@ -67,9 +67,9 @@ def time_in_turn(
     """
     best = best_torch = float("inf")
     for _ in range(rounds):
-        best = min(best, _seconds_of(ours, round_seconds))
+        best = min(best, seconds_of(ours, round_seconds))
         if theirs:
-            best_torch = min(best_torch, _seconds_of(theirs, round_seconds))
+            best_torch = min(best_torch, seconds_of(theirs, round_seconds))
     bound = max(num_bytes / limits.read, operations / limits.peak)
     figures = {
         "us": round(best * 1e6, 1),
@@ -84,7 +84,7 @@ def time_in_turn(
     return figures
 
 
-def _seconds_of(calls: Sequence[Call], round_seconds: float) -> float:
+def seconds_of(calls: Sequence[Call], round_seconds: float) -> float:
     """Returns the seconds of one call, over as many calls in turn as the time limit allows."""
     num_calls = 0
     start = time.perf_counter()
