@@ -35,3 +35,8 @@ def test_bad_files(tmp_path: Path, content: bytes | None, error: str) -> None:
 def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Is a directory"):
         read_racks(str(tmp_path))
+
+
+def test_a_file_without_an_end() -> None:
+    with pytest.raises(ValueError, match="not /dev/zero: it has more than 16777216 bytes"):
+        read_racks("/dev/zero")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_MAX_BYTES = 16 * 2**20
+from taco_train.cluster.text_files import read_lines
 
 
 def read_racks(path: str) -> dict[str, str]:
@@ -14,12 +14,9 @@ def read_racks(path: str) -> dict[str, str]:
         ValueError: the file cannot be read, or a line is not a host and its rack.
     """
     try:
-        if Path(path).stat().st_size > _MAX_BYTES:
-            raise ValueError(f"a file of at most {_MAX_BYTES} bytes")
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise ValueError(f"a file that can be read, not {path}: {reason}") from None
+        lines = read_lines(Path(path))
+    except ValueError as error:
+        raise ValueError(f"a file that can be read, not {path}: {error}") from None
     racks: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from taco_train.cluster import hosts
 from taco_train.cluster.ranks import place
+from taco_train.cluster.text_files import read_lines
 
 _ENTRY = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:]+\])(:(?P<slots>[0-9]+))?")
 _FILE_ENTRY = re.compile(
@@ -52,10 +53,9 @@ def read_host_file(path: Path) -> list[HostSlots]:
         HostsError: the file or a line cannot be read.
     """
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise HostsError(f"host file {path} cannot be read: {reason}") from None
+        lines = read_lines(path)
+    except ValueError as error:
+        raise HostsError(f"host file {path} cannot be read: {error}") from None
     found = []
     for number, line in enumerate(lines, 1):
         entry = line.partition("#")[0].strip()
