@@ -18,7 +18,7 @@ from taco_train.cluster.store import ConfigurationError
 
 HOST_VARIABLE = "TACO_TRAIN_HOST"
 LAUNCHER_VARIABLE = "TACO_TRAIN_LAUNCHER"
-_MAX_PORT = 65535
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -220,6 +220,6 @@ class _Variables:
             if port is None:
                 unset, is_set = port_name, address_name
             raise ConfigurationError(f"{is_set} is set but {unset} is not: set both or neither")
-        if port is not None and not 0 < port <= _MAX_PORT:
-            raise ConfigurationError(f"{port_name} is {port}; it must be from 1 to {_MAX_PORT}")
+        if port is not None and not 0 < port <= MAX_PORT:
+            raise ConfigurationError(f"{port_name} is {port}; it must be from 1 to {MAX_PORT}")
         return address, port

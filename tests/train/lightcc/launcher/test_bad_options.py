@@ -30,6 +30,11 @@ from taco_train.lightcc.launcher.options import make_parser, read_options
             "-np 2 --hostfile /proc/self/exe python a",
             "host file /proc/self/exe cannot be",
         ),
+        ("-np 2 --hostfile /dev/zero python a", "host file /dev/zero cannot be read: it has more"),
+        (
+            "-np 2 -p 99999 python a",
+            "argument -p/--ssh-port: '99999' is not a port from 1 to 65535",
+        ),
         ("-np 2", "there is no command: horovodrun -np 2 python train.py"),
         ("python a", "-np is missing: the number of ranks"),
         ("-np 1 --cycle-time-ms fast python a", "HOROVOD_CYCLE_TIME is 'fast'; it must be a "),

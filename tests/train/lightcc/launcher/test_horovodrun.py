@@ -220,3 +220,48 @@ def test_an_interrupt_while_torch_is_imported_ends_the_launcher(tmp_path: Path) 
         assert launcher.stdout.readline() == b"importing\n"
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(PATIENCE_SECONDS) == -signal.SIGINT
+
+
+def test_the_job_ends_with_the_reader_of_its_output() -> None:
+    with subprocess.Popen(
+        [*RUN, "-np", "2", "yes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdout
+        assert launcher.stderr
+        assert launcher.stdout.readline().endswith("<stdout>:y\n")
+        launcher.stdout.close()  # as `| head -1` does
+        assert launcher.wait(PATIENCE_SECONDS) == 128 + signal.SIGPIPE
+        assert launcher.stderr.read() == "horovodrun: ended by SIGPIPE\n"
+
+
+def test_ranks_continue_where_their_output_has_no_space(tmp_path: Path) -> None:
+    """A rank that waits to write to a pipe that is full does not train."""
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [*RUN, "-np", "1", "--output-filename", str(tmp_path), "seq", "100000"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        )
+    assert result.returncode == 0
+    assert result.stderr.splitlines() == [
+        "horovodrun: the copy of rank 0's stdout ends: No space left on device",
+        "horovodrun: stdout ends: No space left on device",
+    ]
+
+
+def test_a_folder_for_output_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "rank.1").touch()
+    result = subprocess.run(
+        [*RUN, "-np", "2", "--output-filename", str(tmp_path), "sleep", "1000"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"horovodrun: output cannot be copied to {tmp_path}/rank.1: File exists\n"
+    )

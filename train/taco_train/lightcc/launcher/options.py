@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from taco_train.cluster.launch import MAX_PORT
 from taco_train.lightcc.launcher.host_slots import (
     HostsError,
     HostSlots,
@@ -70,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("-v", "--version", action="store_true", help="Print the version, and exit.")
     add("-cb", "--check-build", action="store_true", help="Print what is supported, and exit.")
     add("-np", "--num-proc", type=_positive, metavar="N", help="Number of ranks.")
-    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="Port of ssh on other hosts.")
+    add("-p", "--ssh-port", type=_port, metavar="PORT", help="Port of ssh on other hosts.")
     add("-i", "--ssh-identity-file", metavar="FILE", help="Private key for ssh.")
     add("--verbose", action="store_true", help="Print where each rank runs.")
     add("--output-filename", type=Path, metavar="FOLDER", help="Copies output to rank.N/ in it.")
@@ -233,6 +234,12 @@ def _variables(parsed: argparse.Namespace) -> dict[str, str]:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 1")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to {MAX_PORT}")
     return int(text)
 
 

@@ -45,7 +45,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The launcher has got SIGINT or SIGTERM."""
+    """The launcher has got SIGINT or SIGTERM, or SIGPIPE: nothing reads its output any more."""
 
     number: signal.Signals
 
@@ -78,7 +78,6 @@ class RankGroup:
         folder = None
         if self._output_folder is not None:
             folder = self._output_folder / f"rank.{number}"
-            folder.mkdir(parents=True, exist_ok=True)
         process = RankProcess(
             self._command,
             host,
@@ -88,6 +87,7 @@ class RankGroup:
             folder=folder,
             on_started=lambda: self._events.put(Started(number)),
             on_end=lambda code: self._events.put(Ended(number, code)),
+            on_closed=lambda: self._events.put(Interrupted(signal.SIGPIPE)),
         )
         self._processes.append(process)
         self.running.add(number)

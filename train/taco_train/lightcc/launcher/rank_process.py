@@ -44,9 +44,10 @@ class RankProcess:
         folder: for copies of its output; None: none.
         on_started: called in a thread when its host runs it.
         on_end: called in a thread with its exit code, after its last line is written.
+        on_closed: called in a thread when whoever read this process's output has gone.
 
     Raises:
-        OSError: ssh is not installed.
+        OSError: ssh is not installed, or the folder cannot be written.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class RankProcess:
         folder: Path | None,
         on_started: Callable[[], None],
         on_end: Callable[[int], None],
+        on_closed: Callable[[], None],
     ) -> None:
         self.host, self.label = host, label
-        self._on_started, self._on_end = on_started, on_end
+        self._on_started, self._on_end, self._on_closed = on_started, on_end, on_closed
+        copies = _open_copies(folder) if folder else {}
         local = is_local(host)
         self._is_started = local  # a guard here ends by itself, with what it has started
         try:
@@ -89,7 +92,7 @@ class RankProcess:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
         self._readers = [
-            threading.Thread(target=self._copy, args=(name, folder), daemon=True)
+            threading.Thread(target=self._forward, args=(name, copies.get(name)), daemon=True)
             for name in ("stdout", "stderr")
         ]
         for thread in self._readers:
@@ -117,30 +120,61 @@ class RankProcess:
             thread.join(5.0)  # what a stray process holds open is not waited for
         self._on_end(code if code >= 0 else 128 - code)
 
-    def _copy(self, name: str, folder: Path | None) -> None:
+    def _forward(self, name: str, copy: IO[bytes] | None) -> None:
+        """Writes the lines of stdout or stderr until the rank closes it.
+
+        What cannot be written is dropped: a rank would wait for ever to write to a full pipe.
+        """
         source: IO[bytes] | None = getattr(self._process, name)
-        target: IO[bytes] = getattr(sys, name).buffer
+        target: IO[bytes] | None = getattr(sys, name).buffer
         assert source
         has_started = name == "stderr"
-        copy = (folder / name).open("wb") if folder else None
+        prefix = f"[{self.label}]<{name}>:".encode()
+        for line in source:
+            if not has_started:
+                has_started = line.rstrip() == STARTED.encode()
+                if has_started:
+                    self._is_started = True
+                    self._on_started()
+                continue
+            if copy and not self._has_written(
+                copy, line, f"the copy of rank {self.label}'s {name}"
+            ):
+                copy = None
+            ended = line if line.endswith(b"\n") else line + b"\n"
+            if target and not self._has_written(target, prefix + ended, name):
+                target = None
+        if copy:
+            copy.close()
+
+    def _has_written(self, file: IO[bytes], line: bytes, what: str) -> bool:
         try:
-            for line in source:
-                if not has_started:
-                    has_started = line.rstrip() == STARTED.encode()
-                    if has_started:
-                        self._is_started = True
-                        self._on_started()
-                    continue
-                if copy:
-                    copy.write(line)
-                    copy.flush()
-                ended = line if line.endswith(b"\n") else line + b"\n"
-                with _WRITE:
-                    target.write(f"[{self.label}]<{name}>:".encode() + ended)
-                    target.flush()
-        finally:
-            if copy:
-                copy.close()
+            with _WRITE:
+                file.write(line)
+                file.flush()
+        except OSError as error:
+            _discard(file)
+            if isinstance(error, BrokenPipeError):
+                self._on_closed()
+            else:
+                print(f"horovodrun: {what} ends: {error.strerror}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+
+def _open_copies(folder: Path) -> dict[str, IO[bytes]]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return {name: (folder / name).open("wb") for name in ("stdout", "stderr")}
+    except OSError as error:
+        raise OSError(f"output cannot be copied to {folder}: {error.strerror}") from None
+
+
+def _discard(file: IO[bytes]) -> None:
+    """Lets what is buffered, and what follows, go nowhere; Python flushes files when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, file.fileno())
+    os.close(nowhere)
 
 
 def guard_command() -> list[str]:
