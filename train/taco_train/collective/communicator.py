@@ -16,8 +16,8 @@ from taco_train.cluster.store import KeyValueStore
 from taco_train.collective import library
 from taco_train.collective.arguments import check_depth, equal_splits, reduction_of, type_of
 from taco_train.collective.buffers import Buffer
-from taco_train.collective.connect import Meeting, StoreMeeting, connect
-from taco_train.collective.control import MAX_ENDPOINT_BYTES, Endpoint, Listener
+from taco_train.collective.connect import EndpointExchange, StoreExchange, connect
+from taco_train.collective.control import Listener
 from taco_train.collective.errors import CommunicationError
 from taco_train.collective.failure_domain import FailureDomain, State
 from taco_train.collective.handle import Handle
@@ -31,6 +31,7 @@ from taco_train.collective.levels import (
     placement_among,
 )
 from taco_train.collective.library import Description, Kind
+from taco_train.collective.parent import Parent
 from taco_train.collective.residuals import Residuals, SparseCall
 from taco_train.collective.rows import RowMover
 from taco_train.collective.wire import DENSE, FORMATS, Dense, TopK, Wire
@@ -279,7 +280,7 @@ class Communicator:
             name=f"{self.name}/{name}",
             timeout_seconds=self.timeout_seconds,
             levels=self.levels,
-            parent=Parent(self, members),
+            parent=Parent(self, self._handle, members),
         )
 
     def abort(self, reason: str = "the communicator was aborted") -> None:
@@ -316,12 +317,12 @@ class Communicator:
             domain.hear,
             self._handle.answer,
         )
-        meeting: Meeting = parent or StoreMeeting(self.placement, self.store, self.name)
+        exchange: EndpointExchange = parent or StoreExchange(self.placement, self.store, self.name)
         try:
             connections = connect(
                 self.placement,
                 self._handle.numbers,
-                meeting,
+                exchange,
                 self._layout.members,
                 SLOT_BYTES,
                 listener,
@@ -362,44 +363,3 @@ class Communicator:
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} does not exist: ranks are 0 to {self.size - 1}")
-
-
-class Parent:
-    """The communicator that a subgroup is made of; the subgroup's ranks find each other through it.
-
-    So a rank that is lost meanwhile is noticed and named as in every other operation.
-
-    Args:
-        communicator: the parent.
-        ranks: of the parent, in the order of the subgroup, with this rank.
-
-    Attributes:
-        domain: of the parent: they fail together.
-        numbers: of the ranks in the domain.
-    """
-
-    def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
-        self._communicator = communicator
-        self._ranks = ranks
-        handle = communicator._handle
-        self.domain = handle.domain
-        self.numbers = [handle.numbers[rank] for rank in ranks]
-
-    def swap(self, own: Endpoint) -> list[Endpoint]:
-        """See `connect.Meeting`."""
-        data = own.encode().ljust(MAX_ENDPOINT_BYTES)
-        received = self._exchange(data)
-        return [
-            Endpoint.decode(bytes(received[rank])) if rank in received else own
-            for rank in self._ranks
-        ]
-
-    def wait(self) -> None:
-        """See `connect.Meeting`."""
-        self._exchange(b"")
-
-    def _exchange(self, data: bytes) -> dict[int, bytearray]:
-        others = [rank for rank in self._ranks if rank != self._communicator.rank]
-        received = {rank: bytearray(len(data)) for rank in others}
-        self._communicator.exchange([(rank, data) for rank in others], list(received.items()))
-        return received

@@ -40,8 +40,8 @@ class Connections:
                 os.close(descriptor)
 
 
-class Meeting(Protocol):
-    """Where the ranks of a communicator find each other while they are not connected."""
+class EndpointExchange(Protocol):
+    """How the ranks of a communicator learn each other's endpoints before they are connected."""
 
     def swap(self, own: Endpoint) -> list[Endpoint]:
         """The endpoints of all ranks, by rank; `own` is this one's."""
@@ -52,8 +52,8 @@ class Meeting(Protocol):
         ...
 
 
-class StoreMeeting:
-    """Ranks that have nothing but a store in common.
+class StoreExchange:
+    """Exchanges endpoints through a store, for ranks that are not connected in any other way.
 
     Args:
         name: of the communicator. It may be used again: every rank counts how often it has.
@@ -82,7 +82,7 @@ class StoreMeeting:
 def connect(
     placement: Placement,
     numbers: Sequence[int],
-    meeting: Meeting,
+    exchange: EndpointExchange,
     members: Sequence[int],
     slot_bytes: int,
     listener: Listener,
@@ -101,7 +101,7 @@ def connect(
     """
     rank = placement.rank
     deadline = time.monotonic() + timeout_seconds
-    endpoints = meeting.swap(listener.endpoint)
+    endpoints = exchange.swap(listener.endpoint)
     connections: dict[int, socket.socket] = {}
     made = Connections([-1] * placement.size, [-1] * len(members), -1, endpoints)
     try:
@@ -113,7 +113,7 @@ def connect(
                 raise _missing(
                     placement, numbers, [other], f"cannot be reached ({error})"
                 ) from error
-        meeting.wait()
+        exchange.wait()
         while len(connections) < placement.size - 1:
             try:
                 other, connection = arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
