@@ -1,4 +1,4 @@
-"""Adds buffers over the ranks, in the way that the settings name or the cost model chooses."""
+"""Adds buffers over the ranks, by the plan that the settings name or the cost model chooses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_REMEMBERED = 4096  # buffers: names may be new in each step
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _BucketPlan:
     """How a buffer is reduced: the same in each step.
 
     Attributes:
@@ -63,8 +63,8 @@ class _State:
         unsent: what TopK has not sent.
         costs: None until a decision needs them.
         plans: by buffer and whether it may be sent by TopK.
-        ways: by bytes, whether it is a float32 sum, whether process groups reduce it, and names
-            and sizes of the tensors.
+        bucket_plans: by bytes, whether it is a float32 sum, whether process groups reduce it, and
+            names and sizes of the tensors.
         logged: the last plan by size class: powers of two.
         devices: reducers of tensors that stay where they are.
     """
@@ -75,8 +75,8 @@ class _State:
     unsent: Unsent
     costs: Costs | None = None
     plans: dict[tuple[Buffer, bool], Plan] = field(default_factory=dict)
-    ways: dict[tuple[int, bool, bool, tuple[str, ...], tuple[int, ...]], _Way] = field(
-        default_factory=dict
+    bucket_plans: dict[tuple[int, bool, bool, tuple[str, ...], tuple[int, ...]], _BucketPlan] = (
+        field(default_factory=dict)
     )
     logged: dict[tuple[int, bool, bool], Plan] = field(default_factory=dict)
     devices: dict[torch.device, LevelReducer] = field(default_factory=dict)
@@ -139,27 +139,31 @@ class BucketReducer:
         is_float32_sum = buffer.dtype == torch.float32 and op in ("sum", "average")
         in_groups = self.uses_groups(buffer.device)
         key = buffer.nbytes, is_float32_sum, in_groups, tuple(names), tuple(sizes)
-        way = state.ways.get(key)
-        if way is None:
-            if len(state.ways) == _MAX_REMEMBERED:
-                state.ways.clear()
-            way = state.ways[key] = self._way(communicator, state, *key)
+        chosen = state.bucket_plans.get(key)
+        if chosen is None:
+            if len(state.bucket_plans) == _MAX_REMEMBERED:
+                state.bucket_plans.clear()
+            chosen = state.bucket_plans[key] = self._bucket_plan(communicator, state, *key)
         run: Callable[[], None]
         if in_groups:
-            two_level = way.bucket.depth != FLAT
+            two_level = chosen.bucket.depth != FLAT
             level_reducer = self._level_reducer(communicator, state, buffer.device)
-            run = partial(level_reducer.all_reduce, buffer, op, wire=way.wire, two_level=two_level)
+            run = partial(
+                level_reducer.all_reduce, buffer, op, wire=chosen.wire, two_level=two_level
+            )
         elif buffer.is_contiguous():
-            run = communicator.bind_all_reduce(buffer, op, wire=way.wire, depth=way.bucket.depth)
+            run = communicator.bind_all_reduce(
+                buffer, op, wire=chosen.wire, depth=chosen.bucket.depth
+            )
         else:
             run = partial(
-                communicator.all_reduce, buffer, op, wire=way.wire, depth=way.bucket.depth
+                communicator.all_reduce, buffer, op, wire=chosen.wire, depth=chosen.bucket.depth
             )
-        if not way.can_wait:
+        if not chosen.can_wait:
             return run
 
         def prepare_and_run() -> None:
-            state.unsent.prepare(way.bucket, buffer, keeps=way.keeps)
+            state.unsent.prepare(chosen.bucket, buffer, keeps=chosen.keeps)
             run()
 
         return prepare_and_run
@@ -247,7 +251,7 @@ class BucketReducer:
             unsent=Unsent(communicator.residuals),
         )
 
-    def _way(
+    def _bucket_plan(
         self,
         communicator: Communicator,
         state: _State,
@@ -256,7 +260,7 @@ class BucketReducer:
         in_groups: bool,
         names: tuple[str, ...],
         sizes: tuple[int, ...],
-    ) -> _Way:
+    ) -> _BucketPlan:
         can_wait = is_float32_sum and not any(name.startswith(UNNAMED) for name in names)
         size = Buffer(num_bytes, is_float32_sum)
         if in_groups:
@@ -267,7 +271,9 @@ class BucketReducer:
             plan = self._plan(communicator, state, size, can_wait)
         bucket = Bucket(state.depth if plan.two_level else FLAT, names, sizes)
         keeps = plan.format is Format.TOP_K
-        return _Way(bucket, self._wire(plan, bucket), keeps, can_wait and state.num_hosts > 1)
+        return _BucketPlan(
+            bucket, self._wire(plan, bucket), keeps, can_wait and state.num_hosts > 1
+        )
 
     def _level_reducer(
         self, communicator: Communicator, state: _State, device: torch.device

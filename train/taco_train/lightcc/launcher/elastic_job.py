@@ -165,6 +165,7 @@ class ElasticJob:
         self._lost: Counter[str] = Counter()
         self._num_rounds = 0
         self._num_updates = 0
+        self._round_updates = 0  # when the round began
         self._has_finished = False
         self._last_failure = ""
         self._short_since: float | None = None
@@ -330,8 +331,6 @@ class ElasticJob:
         is_asked = self._num_updates > self._round_updates
         if new and members and not is_asked and not self._starting(staying):
             self._note_update()
-
-    _round_updates = 0
 
     def _note_update(self) -> None:
         self._num_updates += 1

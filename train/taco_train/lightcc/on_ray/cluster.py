@@ -57,17 +57,17 @@ class Node:
     resources: dict[str, float]
 
 
-class Placed:
-    """Room for the workers of a job.
+class Reservation:
+    """CPUs and GPUs that Ray keeps for the workers of a job: a placement group.
 
     Args:
         groups: of workers.
         resources: of each worker.
         uses_current: takes the placement group in which the caller runs, where there is one.
-        timeout: maximum seconds until the cluster has room.
+        timeout: maximum seconds until the cluster has them.
 
     Raises:
-        TimeoutError: it has none within that time; the message says what it has.
+        TimeoutError: it has not enough within that time; the message says what it has.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Placed:
         self.group = placement_group([bundle] * groups.count, strategy=strategy)
         self.bundles = [index for index in range(groups.count) for _ in range(groups.size)]
         if not self.group.wait(timeout_seconds=timeout):
-            self.free()
+            self.release()
             total = ray.cluster_resources()
             raise TimeoutError(
                 f"the Ray cluster has no room for {groups} with {resources} each within "
@@ -92,8 +92,8 @@ class Placed:
                 f"{total.get('GPU', 0):g} GPUs, and other jobs may use some (see `ray status`)"
             )
 
-    def free(self) -> None:
-        """Gives the room back."""
+    def release(self) -> None:
+        """Gives them back, unless the placement group is the caller's."""
         if self._owns:
             remove_placement_group(self.group)
 
@@ -104,10 +104,10 @@ def connect() -> None:
         ray.init()
 
 
-def start_in(placed: Placed, bundle: int, resources: Resources) -> Any:
+def start_in(reservation: Reservation, bundle: int, resources: Resources) -> Any:
     """An actor in a bundle."""
     strategy = PlacementGroupSchedulingStrategy(
-        placement_group=placed.group, placement_group_bundle_index=bundle
+        placement_group=reservation.group, placement_group_bundle_index=bundle
     )
     return _start(resources, scheduling_strategy=strategy)
 

@@ -13,7 +13,7 @@ from taco_train.lightcc.on_ray.settings import ElasticRaySettings, RaySettings, 
 from taco_train.lightcc.on_ray.workers import Groups, Resources
 
 if TYPE_CHECKING:
-    from taco_train.lightcc.on_ray.cluster import Placed
+    from taco_train.lightcc.on_ray.cluster import Reservation
 
 
 class RayExecutor:
@@ -76,7 +76,7 @@ class RayExecutor:
         self._variables: dict[str, str] = {}
         self._actors: list[Any] = []
         self._hosts: list[str] = []
-        self._placed: Placed | None = None
+        self._reservation: Reservation | None = None
         self._elastic: ElasticRayExecutor | None = None
         if min_workers is None and max_workers is None:
             self._groups = Groups.of(num_workers, num_hosts, num_workers_per_host)
@@ -144,14 +144,14 @@ class RayExecutor:
     def _start_actors(self, common: Mapping[str, str]) -> None:
         from taco_train.lightcc.on_ray import cluster
 
-        self._placed = cluster.Placed(
+        self._reservation = cluster.Reservation(
             self._groups,
             self._resources,
             uses_current=self._uses_current,
             timeout=self.settings.placement_group_timeout_s,
         )
-        for bundle in self._placed.bundles:
-            self._actors.append(cluster.start_in(self._placed, bundle, self._resources))
+        for bundle in self._reservation.bundles:
+            self._actors.append(cluster.start_in(self._reservation, bundle, self._resources))
         found = cluster.describe(self._actors, self.settings.timeout_s)
         order = _by_node([place for place, _ in found])
         self._actors = [self._actors[index] for index in order]
@@ -222,15 +222,15 @@ class RayExecutor:
         return cluster.values([self._running()[0].execute.remote(call)], self._hosts)[0]
 
     def shutdown(self) -> None:
-        """Ends the workers, and gives their room back."""
+        """Ends the workers, and releases their reservation."""
         from taco_train.lightcc.on_ray import cluster
 
         for actor in self._actors:
             cluster.end(actor)
         self._actors = []
-        if self._placed is not None:
-            self._placed.free()
-            self._placed = None
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
 
     def _running(self) -> list[Any]:
         if self._elastic is not None:
