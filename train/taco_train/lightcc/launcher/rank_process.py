@@ -44,7 +44,7 @@ class RankProcess:
         folder: for copies of its output; None: none.
         on_started: called in a thread when its host runs it.
         on_end: called in a thread with its exit code, after its last line is written.
-        on_closed: called in a thread when whoever read this process's output has gone.
+        on_closed: called in a thread when no process reads the launcher's output any more.
 
     Raises:
         OSError: ssh is not installed, or the folder cannot be written.
