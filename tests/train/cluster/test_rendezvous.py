@@ -1,5 +1,6 @@
 """Ranks find each other through a store, and say what differs where a launcher is wrong."""
 
+import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 from taco_train.cluster.launch import Launch
 from taco_train.cluster.ranks import Placement
 from taco_train.cluster.rendezvous import Description, connect, place_all
-from taco_train.cluster.store import KeyValueStore, RendezvousError
+from taco_train.cluster.store import ConfigurationError, KeyValueStore, RendezvousError
 
 
 class ThreadStore:
@@ -103,6 +104,18 @@ def test_sizes_that_differ_are_named(sizes: tuple[int, int]) -> None:
         f"rank 1 says that there are {sizes[1]} ranks, rank 0 says {sizes[0]}",
         f"rank 0 says that there are {sizes[0]} ranks, rank 1 says {sizes[1]}",
     ]
+
+
+def test_another_version_is_named() -> None:
+    store = ThreadStore(timeout=1)
+    store.set("taco_train/0/0/rank/1", json.dumps({"size": 2, "new_field": 1}))
+    with pytest.raises(ConfigurationError, match=r"^rank 1 has another version of taco-train than"):
+        connect(
+            Launch("torchrun", 0, 2, address="127.0.0.1", port=1),
+            {},
+            lambda *args, **options: (store, 1),
+            timeout=1,
+        )
 
 
 def test_a_missing_rank_is_named() -> None:

@@ -233,7 +233,13 @@ def _exchange(
                 f"rank {launch.rank}: rank {rank} of {launch.size} has not come within "
                 f"{timeout:g} s: {error}"
             ) from error
-        said = Description(**json.loads(text))
+        try:
+            said = Description(**json.loads(text))
+        except TypeError:  # fields that are unknown here, or missing
+            raise ConfigurationError(
+                f"rank {rank} has another version of taco-train than rank {launch.rank}: install "
+                "the same on all hosts"
+            ) from None
         if said.size != launch.size:
             raise ConfigurationError(
                 f"rank {rank} says that there are {said.size} ranks, "
