@@ -42,6 +42,8 @@ def test_what_cannot_be_pickled_is_one_line() -> None:
 
 
 def test_bad_arguments_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match=r"^horovod\.run calls a function, not 'train\.py'"):
+        horovod.run("train.py")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="np is 0; it must be at least 1"):
         horovod.run(multiply, (1,), np=0)
     monkeypatch.setenv("LIGHT_INTRA_SIZE", "all")

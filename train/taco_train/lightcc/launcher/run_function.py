@@ -50,13 +50,15 @@ def run(
 
     Raises:
         JobError: a rank failed; its traceback is in the output.
-        TypeError: the function or its arguments cannot be pickled.
+        TypeError: `func` is no function, or it or its arguments cannot be pickled.
         ValueError: a host is another one, or `np` is no positive number.
         VariableError: a variable of the environment has a value that it cannot have.
     """
     # torch takes seconds, also in ranks, which import this module
     from taco_train.lightcc.launcher.static_job import run_static
 
+    if not callable(func):
+        raise TypeError(f"horovod.run calls a function, not {func!r:.100}")
     if np < 1:
         raise ValueError(f"np is {np}; it must be at least 1")
     settings_from()  # raises here, and not in every rank
