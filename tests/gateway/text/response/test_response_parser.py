@@ -262,13 +262,25 @@ def test_work_is_linear(name: str, opening: str, body: str) -> None:
     assert more_calls < 6 * num_calls
 
 
+def nested_arguments(num_objects: int) -> str:
+    """Some 50 bytes an object, in which every format's markers occur."""
+    value = 'x \\" } ] [ { </tool_call> [TOOL_CALLS] ``` ü'
+    return json.dumps({"a": [{"b": value}] * num_objects}, ensure_ascii=False)
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_megabyte_of_arguments_passes_unchanged(name: str) -> None:
-    value = 'x \\" } ] [ { </tool_call> [TOOL_CALLS] ``` ü'
-    arguments = json.dumps({"a": [{"b": value}] * 21_000}, ensure_ascii=False)
+    arguments = nested_arguments(21_000)
     assert len(arguments.encode()) > 1_000_000
     text = ANSWERS[name].replace(ARGUMENTS, arguments)
     assert result(make(name), [text])[2][0] == ("f", arguments)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_long_arguments_in_pieces_are_little_work(name: str) -> None:
+    """A quarter of a megabyte: counting the calls takes longest, and quadratic work shows."""
+    arguments = nested_arguments(5_000)
+    text = ANSWERS[name].replace(ARGUMENTS, arguments)
     num_held, num_calls, calls = work(name, text, 48)
     assert (calls[0].name, calls[0].arguments) == ("f", arguments)
     assert num_held < 2 * len(text)
