@@ -27,8 +27,8 @@ from bench.gpu.harness.report import DONE
 RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 
 
-def main() -> None:
-    args = _parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = _parse_args(arguments)
     folder = args.folder or _default_folder(args.device)
     if args.part is not None:
         run_part(args.part, args.device, folder, args.seconds)
@@ -113,7 +113,7 @@ def _command(part: str, device: str, folder: Path, limit: float) -> list[str]:
     ]
 
 
-def _parse_args() -> argparse.Namespace:
+def _parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="run.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -134,7 +134,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help="folder of the records, instead of OUT")
     parser.add_argument("--seconds", type=float, default=60.0, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

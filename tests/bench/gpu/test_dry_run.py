@@ -1,14 +1,14 @@
 """Runs each part of a GPU run on the CPU with tiny shapes, so that errors show before a GPU run."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.gpu import run
 from bench.gpu.harness import report
+from support.forked_program import ForkedProgram
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -44,14 +44,10 @@ EXPECTED: dict[str, set[str]] = {
 
 
 def dry_run(part: str, folder: Path) -> dict[str, Any]:
-    path = os.pathsep.join(str(ROOT / name) for name in (".", "tests", "demo"))
-    command = [sys.executable, "-m", "bench.gpu.run", "--part", part, "--device", "cpu"]
-    command += ["--folder", str(folder), "--seconds", "100"]
-    environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    path = os.pathsep.join(str(ROOT / name) for name in (".", "tests", "demo"))  # of its children
+    arguments = ["--part", part, "--device", "cpu", "--folder", str(folder), "--seconds", "100"]
+    program = ForkedProgram(run.main, *arguments, folder=folder, environment={"PYTHONPATH": path})
+    assert program.wait() == 0, program.stdout + program.stderr
     return report.read(part, folder)
 
 
