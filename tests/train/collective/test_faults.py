@@ -232,6 +232,11 @@ def wait_and_abort() -> None:
     ranks.all_reduce(torch.ones(10))
 
 
+def abort_with(reason: str) -> None:
+    communicator(HOSTS, name="named").abort(reason)
+    communicator(HOSTS, name="named").barrier()
+
+
 def wait_in(name: str) -> None:
     communicator(HOSTS, name=name).all_reduce(torch.ones(10))
 
@@ -253,6 +258,15 @@ def test_abort_wakes_all_ranks(pool: RankPool) -> None:
         assert str(error) == "rank 2: the test ends it"
     for error in errors_of(pool.outcomes(call_again, ranks=everyone)):
         assert str(error) == "rank 2: the test ends it"
+
+
+def test_a_reason_that_is_not_text_ends_all_ranks(pool: RankPool) -> None:
+    """Messages of the system may have names of files with any bytes."""
+    pool.start(wait_in, "named", ranks=[0, 1, 3])
+    pool.start(abort_with, "no \udcff here", ranks=[2])
+    for error in errors_of(pool.finish([0, 1, 3])):
+        assert str(error) == "rank 2: no ? here"
+    errors_of(pool.finish([2]))
 
 
 def close_in_turn() -> None:

@@ -71,6 +71,10 @@ def test_ready(
     assert Ready.decode(message.encode()) == message
 
 
+def test_a_failure_with_the_name_of_a_file_that_is_not_text() -> None:
+    assert Ready.decode(Ready(failure="no \udcff here").encode()).failure == "no ? here"
+
+
 @given(st.lists(batches, max_size=4))
 def test_batches(some: list[Batch]) -> None:
     found = decode_batches(encode_batches(some))

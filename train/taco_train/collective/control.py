@@ -195,7 +195,7 @@ def ask(endpoint: Endpoint, is_local: bool, sender: int) -> Record | None:
 
 
 def _encode(token: bytes, record: Record) -> bytes:
-    text = record.text.encode()[:400]
+    text = record.text.encode(errors="replace")[:400]
     return _RECORD.pack(
         *(_MAGIC, token, record.message, record.sender, record.rank),
         *(record.operation, len(text), text),

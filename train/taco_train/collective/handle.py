@@ -110,7 +110,7 @@ class Handle:
         """
         with self._lock:
             if self._group:
-                self._library.taco_collective_abort(self._group, reason.encode())
+                self._library.taco_collective_abort(self._group, reason.encode(errors="replace"))
 
     def name_of(self, rank: int) -> str:
         """ "rank 3", as messages name it."""

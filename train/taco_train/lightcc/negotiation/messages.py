@@ -78,7 +78,7 @@ class Ready:
         ids = encode_ids(self.ids)
         requests = encode_requests(self.requests) if self.requests else b""
         flags = _JOINED * self.joined | _LEAVING * self.leaving | _BLOCKED * self.blocked
-        failure = self.failure.encode()[:_MAX_FAILURE_BYTES]
+        failure = self.failure.encode(errors="replace")[:_MAX_FAILURE_BYTES]
         header = _READY.pack(flags, len(ids), len(requests), len(failure))
         return header + ids + requests + failure
 
