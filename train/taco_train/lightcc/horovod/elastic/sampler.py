@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
@@ -14,6 +14,10 @@ from taco_train.lightcc.horovod.state import current, is_initialized
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """Divides a data set among ranks; samples that were processed do not come again in the epoch.
 
+    Ranks take turns in one order, so what they have processed together is its beginning: one number
+    is the state of an epoch. A lost rank's samples count too, and a commit costs nothing in large
+    data sets.
+
     Call `record_batch` after each batch, and `set_epoch` at the end of each epoch.
 
     Args:
@@ -23,8 +27,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Attributes:
         epoch: of the current order.
-        processed_indices: samples of this epoch that this rank has recorded, and those that all
-            ranks had at the last `sync` of the state.
+        processed_num: samples of this epoch that all ranks together have processed.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -32,8 +35,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self.processed_indices: set[int] = set()
-        self.indices: list[int] = []
+        self.processed_num = 0
         self.remaining_indices: list[int] = []
         self.num_replicas, self.rank = 1, 0
         self.num_samples = self.total_size = 0
@@ -42,54 +44,43 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch: no sample is processed."""
         self.epoch = epoch
-        self.processed_indices = set()
+        self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """This rank has processed its batch of this number."""
-        self.record_indices(self.get_indices(batch_idx, batch_size))
+        """Every rank has processed a batch.
 
-    def record_indices(self, indices: Iterable[int]) -> None:
-        """This rank has processed these samples."""
-        self.processed_indices.update(indices)
-
-    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """The samples of this rank's batch of this number."""
-        start = batch_idx * batch_size
-        return self.indices[start : start + batch_size]
+        Args:
+            batch_idx: not needed; Horovod takes it.
+            batch_size: samples of one rank.
+        """
+        self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "processed_indices": sorted(self.processed_indices)}
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epoch = state_dict["epoch"]
-        self.processed_indices = set(state_dict["processed_indices"])
+        self.processed_num = state_dict["processed_num"]
         self.reset()
-
-    def merge(self, states: list[dict[str, Any]]) -> None:
-        """Takes over the epoch of rank 0, and what all ranks of that epoch have processed."""
-        epoch = states[0]["epoch"]
-        same = [state["processed_indices"] for state in states if state["epoch"] == epoch]
-        self.load_state_dict(
-            {"epoch": epoch, "processed_indices": {one for some in same for one in some}}
-        )
 
     def reset(self) -> None:
         """Divides the samples that are left among the ranks that there are now."""
         placement = current().placement if is_initialized() else None
         self.num_replicas = placement.size if placement else 1
         self.rank = placement.rank if placement else 0
-        left = [one for one in range(len(self.dataset)) if one not in self.processed_indices]
+        order = list(range(len(self.dataset)))
         if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(left)
-        self.remaining_indices = left
-        self.num_samples = -(-len(left) // self.num_replicas)
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
-        padded = left * -(-self.total_size // len(left)) if left else []
-        self.indices = padded[: self.total_size][self.rank :: self.num_replicas]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
+        left = self.remaining_indices
+        # Ranks have equally many: the first samples come again where they do not divide evenly.
+        padded = left * -(-self.total_size // len(left)) if left else []
+        return iter(padded[: self.total_size][self.rank :: self.num_replicas])
 
     def __len__(self) -> int:
         return self.num_samples

@@ -13,7 +13,6 @@ from taco_train.lightcc.horovod.elastic.sampler import ElasticSampler
 from taco_train.lightcc.horovod.exceptions import HostsUpdatedInterrupt
 from taco_train.lightcc.horovod.state import current
 from taco_train.lightcc.horovod.torch.functions import (
-    allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
@@ -21,9 +20,13 @@ from taco_train.lightcc.horovod.torch.functions import (
 
 
 class State:
-    """What a subclass saves, restores and sends."""
+    """What a subclass saves, restores and sends.
 
-    def __init__(self) -> None:
+    Args:
+        bcast_object, get_rank: not needed; Horovod takes them.
+    """
+
+    def __init__(self, bcast_object: object = None, get_rank: object = None) -> None:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
@@ -136,10 +139,20 @@ class TorchState(ObjectState):
         given = {"model": model, "optimizer": optimizer, **values}
         self._parts = {name: one for name, one in given.items() if isinstance(one, _PARTS)}
         for name, part in self._parts.items():
-            setattr(self, name, part)
+            super().__setattr__(name, part)
         self._saved_parts: dict[str, Any] = {}
-        super().__init__(**{name: one for name, one in values.items() if name not in self._parts})
+        super().__init__(**{name: one for name, one in given.items() if name not in self._parts})
         self._save_parts()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; another module or optimizer takes the place of the one before.
+
+        It counts as saved as it is now.
+        """
+        super().__setattr__(name, value)
+        if name != "_parts" and name in self._parts:
+            self._parts[name] = value
+            self._saved_parts[name] = copy.deepcopy(value.state_dict())
 
     def save(self) -> None:
         self._save_parts()
@@ -157,7 +170,7 @@ class TorchState(ObjectState):
             elif isinstance(part, torch.optim.Optimizer):
                 broadcast_optimizer_state(part, 0)
             else:
-                part.merge(allgather_object(part.state_dict(), f"elastic sampler {name}"))
+                part.load_state_dict(broadcast_object(part.state_dict(), 0, f"elastic {name}"))
         self._save_parts()
         super().sync()
 
