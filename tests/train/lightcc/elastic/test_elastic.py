@@ -84,6 +84,8 @@ def main(kind, plans, sizes):
 
     @hvd.elastic.run
     def train(state):
+        assert os.environ["HOROVOD_RANK"] == str(hvd.rank())
+        assert os.environ["HOROVOD_SIZE"] == str(hvd.size())
         print("train", worker, hvd.rank(), hvd.size(), state.step, flush=True)
         while state.step < 10 + max(waits):
             if state.step in faults and hvd.size() == 2:

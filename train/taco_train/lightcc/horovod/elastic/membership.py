@@ -40,11 +40,11 @@ def join_round(settings: Settings) -> Job:
         if said.leaves:
             logger.info("the job continues without this worker")
             sys.exit(0)
-        environment = {**os.environ, **said.variables}
+        os.environ.update(said.variables)  # scripts read HOROVOD_RANK, and processes they start
         _rounds[:] = [(store, said.updates)]
         try:
             return open_job(
-                settings, environment, generation=said.generation, timeout=_CONNECT_SECONDS
+                settings, os.environ, generation=said.generation, timeout=_CONNECT_SECONDS
             )
         except ConfigurationError:
             raise
