@@ -8,7 +8,7 @@ import pytest
 
 from taco_train.lightcc.launcher.discovery import DiscoveryScript
 from taco_train.lightcc.launcher.host_slots import HostsError, HostSlots
-from taco_train.lightcc.launcher.options import make_parser, read_options
+from taco_train.lightcc.launcher.options import Options, make_parser, read_options
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,14 @@ def test_a_bad_command_line(line: str, message: str, capsys: pytest.CaptureFixtu
     assert end.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"horovodrun: error: {message}")
+
+
+def test_horovods_flags_without_meaning_are_accepted() -> None:
+    line = "-np 2 --mpi --autotune --num-nccl-streams 2 --network-interfaces eth0,eth1 python a"
+    options = read_options(make_parser(), line.split())
+    assert isinstance(options, Options)
+    assert options.command == ("python", "a")
+    assert options.variables == {"TACO_TRAIN_INTERFACE": "eth0,eth1"}
 
 
 def test_a_bad_variable_of_the_environment(

@@ -19,7 +19,8 @@ def multiply(factor: int, *, fails_on: int = -1) -> int:
 
 
 def test_values_come_by_rank() -> None:
-    assert horovod.run(multiply, (10,), np=2) == [0, 10]
+    values = horovod.run(multiply, (10,), num_proc=2, hosts="localhost:2", use_mpi=False)
+    assert values == [0, 10]
 
 
 def test_an_error_names_the_rank() -> None:
@@ -46,6 +47,10 @@ def test_bad_arguments_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         horovod.run("train.py")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="np is 0; it must be at least 1"):
         horovod.run(multiply, (1,), np=0)
+    with pytest.raises(ValueError, match="num_proc is 0; it must be at least 1"):
+        horovod.run(multiply, (1,), num_proc=0)
+    with pytest.raises(ValueError, match="hosts is 'a' and hostfile is 'b': set one of them"):
+        horovod.run(multiply, (1,), hosts="a", hostfile="b")
     monkeypatch.setenv("LIGHT_INTRA_SIZE", "all")
     with pytest.raises(ValueError, match="LIGHT_INTRA_SIZE is 'all'; it must be an integer from 1"):
         horovod.run(multiply, (1,))

@@ -24,6 +24,35 @@ _DEFAULT_START_SECONDS = 30.0
 _DEFAULT_ELASTIC_SECONDS = 600.0
 _HOST_AND_SLOTS = re.compile(r"[A-Za-z0-9._-]+:[0-9]+")
 
+# What they choose in Horovod is decided elsewhere: see WITHOUT_MEANING in variables.py.
+_IGNORED_SWITCHES = (
+    "--gloo",
+    "--mpi",
+    "--disable-cache",
+    "--hierarchical-allreduce",
+    "--no-hierarchical-allreduce",
+    "--hierarchical-allgather",
+    "--no-hierarchical-allgather",
+    "--autotune",
+    "--no-autotune",
+    "--mpi-threads-disable",
+    "--no-mpi-threads-disable",
+    "--no-timeline-mark-cycles",
+    "--stall-check",
+    "--log-with-timestamp",
+    "--log-without-timestamp",
+)
+_IGNORED_VALUES = (
+    "--autotune-log-file",
+    "--autotune-warmup-samples",
+    "--autotune-steps-per-sample",
+    "--autotune-bayes-opt-max-samples",
+    "--autotune-gaussian-process-noise",
+    "--num-nccl-streams",
+    "--thread-affinity",
+    "--mpi-args",
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -82,9 +111,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="Maximum seconds until every rank has started (default 30).",
     )
-    add("--network-interface", metavar="NAME", help="Interface that the hosts share, e.g. eth0.")
-    for name in ("--gloo", "--disable-cache"):  # horovodrun keeps no results of checks
+    add(
+        "--network-interface",
+        "--network-interfaces",
+        metavar="NAME,...",
+        help="Interfaces that the hosts share, e.g. eth0.",
+    )
+    for name in _IGNORED_SWITCHES:
         add(name, action="store_true", help="Accepted for Horovod's scripts; has no effect.")
+    for name in _IGNORED_VALUES:
+        add(name, metavar="VALUE", help="Accepted for Horovod's scripts; has no effect.")
     hosts = parser.add_argument_group("hosts (default: this one)").add_mutually_exclusive_group()
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and their slots.")
     hosts.add_argument("-hostfile", "--hostfile", type=Path, help="File of lines `name slots=8`.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from taco_train.lightcc.launcher.host_slots import HostSlots, is_local, parse_hosts
+from taco_train.lightcc.launcher.host_slots import HostSlots, is_local, parse_hosts, read_host_file
 from taco_train.lightcc.launcher.options import Options
 from taco_train.lightcc.settings import settings_from
 
@@ -24,13 +24,17 @@ def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    np: int = 1,
+    num_proc: int = 1,
     *,
+    np: int | None = None,
     hosts: str | None = None,
+    hostfile: str | None = None,
     start_timeout: float | None = None,
     output_filename: str | None = None,
-    verbose: bool = False,
-    use_gloo: bool = True,
+    verbose: bool | None = None,
+    disable_cache: bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` in every rank, each a process of this host.
 
@@ -38,12 +42,14 @@ def run(
     without it, functions must be importable.
 
     Args:
-        np: number of ranks.
+        num_proc: number of ranks.
+        np: an old name of `num_proc`; wins.
         hosts: None, or this host's name and slots; `horovodrun` serves several hosts.
+        hostfile: in place of `hosts`: a file of lines `name slots=8`.
         start_timeout: seconds until every rank has started (default 30).
         output_filename: folder for copies of the ranks' output.
         verbose: prints where each rank runs.
-        use_gloo: Horovod takes it; has no effect.
+        disable_cache, use_gloo, use_mpi: Horovod takes them; they have no effect.
 
     Returns:
         What the function returned, by rank.
@@ -51,7 +57,8 @@ def run(
     Raises:
         JobError: a rank failed; its traceback is in the output.
         TypeError: `func` is no function, or it or its arguments cannot be pickled.
-        ValueError: a host is another one, or `np` is no positive number.
+        ValueError: a host is another one, `num_proc` is no positive number, or hosts are given
+            twice.
         VariableError: a variable of the environment has a value that it cannot have.
     """
     # torch takes seconds, also in ranks, which import this module
@@ -59,10 +66,18 @@ def run(
 
     if not callable(func):
         raise TypeError(f"horovod.run calls a function, not {func!r:.100}")
-    if np < 1:
-        raise ValueError(f"np is {np}; it must be at least 1")
+    num_ranks = num_proc if np is None else np
+    if num_ranks < 1:
+        name = "num_proc" if np is None else "np"
+        raise ValueError(f"{name} is {num_ranks}; it must be at least 1")
+    if hosts is not None and hostfile is not None:
+        raise ValueError(f"hosts is {hosts!r} and hostfile is {hostfile!r}: set one of them")
     settings_from()  # raises here, and not in every rank
-    available = parse_hosts(hosts) if hosts else [HostSlots("localhost", np)]
+    available = [HostSlots("localhost", num_ranks)]
+    if hosts:
+        available = parse_hosts(hosts)
+    elif hostfile:
+        available = read_host_file(Path(hostfile))
     for host in available:
         if not is_local(host.name):
             raise ValueError(f"horovod.run serves this host only, not {host.name}: use horovodrun")
@@ -74,14 +89,14 @@ def run(
         run_static(
             Options(
                 command=command,
-                num_ranks=np,
+                num_ranks=num_ranks,
                 hosts=tuple(available),
                 output_folder=Path(output_filename) if output_filename else None,
                 start_timeout=start_timeout or _START_SECONDS,
-                is_verbose=verbose,
+                is_verbose=bool(verbose),
             )
         )
-        files = [folder / _RESULT.format(rank) for rank in range(np)]
+        files = [folder / _RESULT.format(rank) for rank in range(num_ranks)]
         return [pickle.loads(file.read_bytes()) for file in files]
 
 
