@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -41,7 +42,7 @@ def make_quantized(checkpoint: Path, directory: Path, method: str, group_size: i
     """Writes a model directory.
 
     Raises:
-        ValueError: a matrix has columns beyond the last whole group.
+        ValueError: AutoAWQ cannot store a matrix: it has columns beyond the last whole group.
     """
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
@@ -50,7 +51,12 @@ def make_quantized(checkpoint: Path, directory: Path, method: str, group_size: i
             continue
         module = name.removesuffix(".weight")
         pack = pack_gptq if method == "gptq" else pack_awq
-        codes, scales = _quantized(name, tensor.float(), group_size)
+        if method == "awq" and tensor.shape[1] % group_size:
+            raise ValueError(
+                f"{name} has {tensor.shape[1]} columns, no whole groups of {group_size}, which "
+                "AutoAWQ needs: --group-size"
+            )
+        codes, scales = _quantized(tensor.float(), group_size)
         for suffix, one in pack(codes, scales, group_size).items():
             tensors[f"{module}.{suffix}"] = one.contiguous()
     shutil.copytree(checkpoint, directory, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -80,15 +86,16 @@ def settings(method: str, group_size: int) -> dict[str, Any]:
     }
 
 
-def _quantized(name: str, weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Codes, int32 [n, k] from 0 to 15 around 8, and scales, float16 [n, groups]."""
+def _quantized(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Codes, int32 [n, k] from 0 to 15 around 8, and scales, float16 [n, groups].
+
+    The last group has the columns that are left.
+    """
     n, k = weight.shape
-    if k % group_size:
-        raise ValueError(f"{name} has {k} columns, no whole groups of {group_size}: --group-size")
-    groups = weight.view(n, -1, group_size)
+    groups = F.pad(weight, (0, -k % group_size)).view(n, -1, group_size)
     scales = (groups.abs().amax(2, keepdim=True) / 7).clamp(min=1e-6).half()
     codes = (groups / scales.float()).round().clamp(-8, 7).int() + 8
-    return codes.view(n, k), scales[..., 0]
+    return codes.view(n, -1)[:, :k], scales[..., 0]
 
 
 def pack_gptq(codes: Tensor, scales: Tensor, group_size: int) -> dict[str, Tensor]:
