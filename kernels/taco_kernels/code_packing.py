@@ -10,12 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from taco_kernels.group_codes import CodeKind, GroupCodes
-from taco_kernels.packed_codes import E2M1, PackedCodes, PackedKind, is_4_bit
+from taco_kernels.group_codes import GroupCodes
+from taco_kernels.packed_codes import E2M1, PackedCodes, PackedKind
+from taco_kernels.packed_size import (
+    MAX_TILE_4_BIT,
+    MAX_TILE_8_BIT,
+    MIN_TILE,
+    is_4_bit,
+    max_tile,
+    tile_of,
+)
 
-# Columns of a tile, at least: what a product on tensor cores takes of k at once. At most, rows of a
-# panel of 8-bit codes fill the lines of caches.
-_MIN_TILE, _MAX_TILE_4_BIT, _MAX_TILE_8_BIT = 16, 64, 128
 # Differences of codes and zeros within this distance are exact in bfloat16 (8 bits).
 _MAX_ZERO = 128
 
@@ -97,30 +102,6 @@ def pack(codes: GroupCodes, device: torch.device | None = None) -> PackedCodes:
     )
 
 
-def packed_bytes(
-    kind: CodeKind,
-    n: int,
-    k: int,
-    group: int,
-    *,
-    has_zeros: bool = False,
-    has_minima: bool = False,
-    has_column_groups: bool = False,
-) -> int:
-    """The most memory that a matrix with such codes takes when packed."""
-    tile = min(_max_tile(kind), max(_MIN_TILE, _power_of_two(group)))
-    num_groups = -(-k // group)
-    num_columns = k + 128
-    if group % _MIN_TILE and num_groups > 1:  # each group is padded, and a tile is a group
-        num_columns = num_groups * -(-group // tile) * tile + 128
-        num_groups = num_columns // tile
-    size = num_columns * n // (2 if is_4_bit(kind) else 1) + 4 * n
-    if num_groups > 1 or has_zeros or has_minima:
-        each = 4 * (2 if has_minima else 1) + (4 if has_zeros else 0)
-        size += (num_groups + 128 // _MIN_TILE) * n * each
-    return size + 64 + (4 * num_columns if has_column_groups or group % _MIN_TILE else 0)
-
-
 @dataclass(frozen=True, slots=True)
 class _Columns:
     """How the columns of a matrix become packed columns.
@@ -149,7 +130,7 @@ def _moved(codes: GroupCodes, device: torch.device) -> GroupCodes:
 def _columns(codes: GroupCodes) -> _Columns:
     k = codes.shape[1]
     if codes.scales.shape[1] == 1:
-        tile = _MAX_TILE_4_BIT if k % _MAX_TILE_8_BIT else _max_tile(codes.kind)
+        tile = MAX_TILE_4_BIT if k % MAX_TILE_8_BIT else max_tile(codes.kind)
         return _Columns(k, tile, -(-k // 128) * 128)
     groups, order = codes.group_of_column, None
     device = codes.codes.device
@@ -157,14 +138,14 @@ def _columns(codes: GroupCodes) -> _Columns:
     if groups is not None:
         groups, order = groups.sort(stable=True)
     is_regular = groups is None or torch.equal(groups.long(), by_column)
-    if is_regular and codes.group % _MIN_TILE == 0:
-        tile = _max_tile(codes.kind)
+    if is_regular and codes.group % MIN_TILE == 0:
+        tile = max_tile(codes.kind)
         while codes.group % tile:
             tile //= 2
         return _Columns(k, tile, codes.group, order)
     # Each group is padded to whole tiles, which become the groups.
     groups = by_column if groups is None else groups.long()
-    tile = min(_max_tile(codes.kind), max(_MIN_TILE, _power_of_two(codes.group)))
+    tile = tile_of(codes.kind, codes.group)
     sizes = groups.bincount(minlength=codes.scales.shape[1])
     num_tiles = (sizes + tile - 1) // tile
     starts = (num_tiles.cumsum(0) - num_tiles) * tile - (sizes.cumsum(0) - sizes)
@@ -221,15 +202,6 @@ def _scaled(scales: Tensor, minima: Tensor | None) -> tuple[Tensor, Tensor, Tens
     )
     kept = narrow if is_exact else divided
     return row_scales, kept[0], None if minima is None else kept[1]
-
-
-def _max_tile(kind: CodeKind) -> int:
-    return _MAX_TILE_4_BIT if is_4_bit(kind) else _MAX_TILE_8_BIT
-
-
-def _power_of_two(number: int) -> int:
-    """The greatest one that is not above `number`."""
-    return 1 << number.bit_length() - 1
 
 
 def _equal(first: Tensor | None, second: Tensor | None) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.group_codes import CodeKind
+from taco_kernels.packed_size import is_4_bit
 
 PackedKind = CodeKind | Literal["e2m1"]
 
@@ -126,7 +127,3 @@ class PackedExperts:
         """float32 [n, k]: the values of one expert's matrix."""
         n = self.shape[1]
         return self.codes.values(expert * n, (expert + 1) * n)
-
-
-def is_4_bit(kind: PackedKind) -> bool:
-    return kind in ("int4", "table16", "e2m1")

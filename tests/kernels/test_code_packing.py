@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.random_codes import KINDS, random_codes, shuffled_groups
-from taco_kernels.code_packing import can_join, join, pack, packed_bytes
+from taco_kernels.code_layout import CodeLayout
+from taco_kernels.code_packing import can_join, join, pack
 from taco_kernels.group_codes import CodeKind, GroupCodes
 from taco_kernels.packed_codes import E2M1
+from taco_kernels.packed_size import packed_bytes
 
 
 @settings(max_examples=60, deadline=None)
@@ -58,13 +60,9 @@ def test_values_are_those_of_the_codes(
         assert torch.equal(packed.values(), codes.values())
     assert packed.n == n
     size = packed_bytes(
-        kind,
+        CodeLayout(kind, group, zeros is not None, codes.minima is not None, groups is not None),
         n,
         k,
-        group,
-        has_zeros=zeros is not None,
-        has_minima=codes.minima is not None,
-        has_column_groups=groups is not None,
     )
     kept: list[int] = []
 

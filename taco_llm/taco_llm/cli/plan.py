@@ -1,9 +1,9 @@
 """`taco_llm plan MODEL`: how a model is computed, op by op."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from taco_llm.args.draft_checkpoint import is_head_directory
 from taco_llm.args.engine_args import EngineArgs
@@ -13,9 +13,6 @@ from taco_llm.args.parser import Parser
 from taco_llm.cli.options import Subparsers
 from taco_proto.errors import ConfigurationError
 from taco_worker.backends.cpu.lowered_ops import MatrixType
-
-if TYPE_CHECKING:
-    from taco_worker.models.plan.model_plan import ModelPlan
 
 # Fields of `EngineArgs` that change how config.json is read.
 _CONFIG_FLAGS = (
@@ -50,7 +47,6 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(parser: Parser, namespace: argparse.Namespace) -> int:
-    from taco_worker.backends.plan_listing import list_plans
     from taco_worker.models.registry import ModelRegistry
 
     ModelRegistry.recipes_of_packages()  # warns about recipes that are ignored
@@ -59,26 +55,24 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     options = {name: values[name] for name in _CONFIG_FLAGS if values.get(name) is not None}
     matrices: MatrixType = values.get("matrices", "bf16")
     try:
-        plans, quantization = _plans(directory, options)
-        lines = list(list_plans(plans, matrices))
+        lines = list(_lines(directory, options, matrices))
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    if quantization is not None:
-        print(f"The checkpoint is quantized ({quantization}); sizes are those of {matrices}.")
     print("\n".join(lines))
     return 0
 
 
-def _plans(directory: Path, options: Mapping[str, Any]) -> "tuple[Sequence[ModelPlan], str | None]":
-    """The plans of a directory, and the method of its quantization, if any."""
+def _lines(directory: Path, options: Mapping[str, Any], matrices: "MatrixType") -> "Iterable[str]":
+    """The lines of a model, or of the plans of draft heads."""
+    from taco_worker.backends.plan_listing import list_model, list_plans
+
     if not is_head_directory(directory):
         from taco_worker.models.config import load_hf_config
 
-        config = load_hf_config(directory, **options)
-        return [config.plan], config.quantization.method if config.quantization else None
+        return list_model(load_hf_config(directory, **options), matrices)
     if options:
         names = ", ".join(map(flag_name, options))
         raise ConfigurationError(f"{directory} contains draft heads: {names} do not apply to them")
     from taco_worker.speculation.heads.head_plans import head_plans
 
-    return head_plans(directory), None
+    return list_plans(head_plans(directory), matrices)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.checkpoints import make_checkpoint
+from support.cpu_kernels import NATIVE, kernels_of
 from support.eagle_reference import CONFIGS, DRAFT_VOCAB, HIDDEN, VOCAB, eagle_shapes
 from support.heads import random_tensors, write_heads
+from support.models import load_step_model
+from support.packing.checkpoints import PACKED_MODULES, Packed, quantized_copy, rounded
+from support.packing.integers import pack_gptq
 from taco_llm.cli.main import main
+from taco_worker.backends.cpu.cpu_weights import CpuWeights
+from taco_worker.backends.torch.torch_model import TorchModel
+from taco_worker.models.code_segments import code_segments
+from taco_worker.models.config import load_hf_config
 
 
 @pytest.fixture(scope="module")
@@ -150,16 +160,48 @@ def test_int8_matrices_take_half_the_bytes(
     assert numbers[0] - norms == 2 * (numbers[1] - norms)
 
 
-def test_a_quantized_checkpoint_is_shown_as_matrices_of_the_flag(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    settings = {"quant_method": "gptq", "bits": 4, "group_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
-    assert main(["plan", str(tmp_path)]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "The checkpoint is quantized (gptq); sizes are those of bf16."
-    assert second.startswith("LlamaForCausalLM: 3 layers, ")
+def test_the_memory_of_codes_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a CPU it is that of loaded weights, and on a GPU no less."""
+    path = make_checkpoint(tmp_path / "dense", num_hidden_layers=3)
+    packed = quantized_copy(
+        tmp_path / "packed",
+        path,
+        lambda name, weight: _gptq(weight) if PACKED_MODULES.search(f".{name}") else None,
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
+    )
+    assert main(["plan", str(packed)]) == 0
+    _, _, codes, *_ = capsys.readouterr().out.splitlines()
+    found = re.fullmatch(
+        r"codes \(gptq\): at most ([\d,]+) bytes on a CPU, ([\d,]+) on a GPU",
+        codes,
+    )
+    assert found is not None
+    on_cpu, on_gpu = (int(one.replace(",", "")) for one in found.groups())
+    config = load_hf_config(packed)
+    weights = CpuWeights(
+        config.plan,
+        kernels_of(NATIVE[-1], num_threads=1),
+        dtype=torch.bfloat16,
+        quantization=None,
+        codes=code_segments(config.plan, config.quantization, None),
+    )
+    plan = config.plan
+    others = sum(math.prod(one.shape) * 4 for one in plan.parameters.values() if len(one.shape) < 2)
+    table = math.prod(plan.parameters[plan.embedding_table].shape) * 2
+    tables = 0 if plan.has_tied_head else table
+    assert on_cpu == weights.memory.nbytes + others + tables
+    model = load_step_model(packed, "torch", dtype="bfloat16")
+    assert isinstance(model, TorchModel)
+    kept = sum(parameter.nbytes for parameter in model.network.parameters())
+    assert kept <= on_gpu <= 3 * kept  # small matrices are mostly padding
+
+    assert main(["plan", str(packed), "--matrices=f32"]) == 0
+    assert "codes" not in capsys.readouterr().out
+
+
+def _gptq(weight: torch.Tensor) -> Packed:
+    integers = rounded(weight)
+    return pack_gptq(integers), integers.values
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from math import prod
 
+from taco_worker.backends.cpu.kept_codes import kept_bytes, kept_codes
 from taco_worker.backends.cpu.lowered_ops import LoweredOp, LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
+from taco_worker.backends.torch.coded_parameters import coded_parameters, parameter_bytes
+from taco_worker.models.code_segments import code_segments
+from taco_worker.models.config import ModelConfig
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.ops.experts import Experts
 from taco_worker.models.plan.ops.op import Op
+from taco_worker.models.plan.parameters import Parameter
 from taco_worker.models.plan.slices import Slice
 
 _ITEM_BYTES: dict[MatrixType, int] = {"f32": 4, "bf16": 2, "i8": 1}
@@ -19,7 +25,11 @@ _OP_WIDTH, _COLUMNS_WIDTH = 11, 55  # wider ones shift the rest of their row
 
 
 def list_plans(plans: Iterable[ModelPlan], matrix_type: MatrixType) -> Iterator[str]:
-    """As `list_plan`, one plan after another; neighbours with equal lines are shown once."""
+    """As `list_plan`, one plan after another; neighbours with equal lines are shown once.
+
+    Raises:
+        ValueError: the CPU kernels lack an op of a plan.
+    """
     listings = ([*list_plan(plan, matrix_type)] for plan in plans)
     for index, (lines, equal) in enumerate(groupby(listings)):
         if index:
@@ -27,6 +37,47 @@ def list_plans(plans: Iterable[ModelPlan], matrix_type: MatrixType) -> Iterator[
         count = len([*equal])
         yield lines[0] if count == 1 else f"{count} times {lines[0]}"
         yield from lines[1:]
+
+
+def list_model(model: ModelConfig, matrix_type: MatrixType) -> Iterator[str]:
+    """The lines of a model's plan; after the size of its weights, that of its codes, if it has any.
+
+    Args:
+        matrix_type: of matrices without codes. On a CPU only bf16 keeps codes.
+
+    Raises:
+        ValueError: the CPU kernels lack an op of the plan, or the checkpoint's format cannot store
+            one of the matrices.
+    """
+    lines = list_plan(model.plan, matrix_type)
+    if model.has_codes and matrix_type == "bf16":
+        lines = chain(islice(lines, 2), _codes(model), lines)
+    yield from lines
+
+
+def _codes(model: ModelConfig) -> Iterator[str]:
+    """The most memory of weights whose codes are kept, on a CPU and on a GPU.
+
+    Codes of 5 and 6 bits count as bytes, which some CPUs take for them.
+    """
+    plan = model.plan
+    number_bytes = _ITEM_BYTES["bf16"]
+    found = code_segments(plan, model.quantization, model.online_quantization)
+    lowered = lower_plan(plan, _types(plan, "bf16"))
+    kept = kept_codes(plan, found, lowered.gated)
+    in_pairs = {*lowered.gated, *(op.gate_up for op in plan.ops if isinstance(op, Experts))}
+    on_cpu = sum(
+        kept_bytes(plan, name, [rows.widened() for rows in kept[name]], is_gated=name in in_pairs)
+        if name in kept
+        else _parameter_bytes(parameter, "bf16")
+        for name, parameter in plan.parameters.items()
+    )
+    coded = coded_parameters(model, None)
+    on_gpu = sum(
+        parameter_bytes(plan, name, coded.get(name, ()), number_bytes) for name in plan.parameters
+    )
+    method = "at load" if model.quantization is None else model.quantization.method
+    yield f"codes ({method}): at most {on_cpu:,} bytes on a CPU, {on_gpu:,} on a GPU"
 
 
 def list_plan(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
@@ -45,16 +96,21 @@ def list_plan(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
         yield from _part(name, ops, plan)
     yield from _part("final", plan.final, plan)
     yield from _part("logits", plan.logits, plan)
+    yield from _list_program(lower_plan(plan, _types(plan, matrix_type)), matrix_type)
+
+
+def _types(plan: ModelPlan, matrix_type: MatrixType) -> dict[str, MatrixType]:
     matrices = [name for name, parameter in plan.parameters.items() if len(parameter.shape) > 1]
-    types = dict.fromkeys(matrices, matrix_type)
-    yield from _list_program(lower_plan(plan, types), matrix_type)
+    return dict.fromkeys(matrices, matrix_type)
+
+
+def _parameter_bytes(parameter: Parameter, matrix_type: MatrixType) -> int:
+    is_matrix = len(parameter.shape) > 1
+    return prod(parameter.shape) * _ITEM_BYTES[matrix_type if is_matrix else "f32"]
 
 
 def _totals(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
-    weight_bytes = sum(
-        prod(parameter.shape) * (_ITEM_BYTES[matrix_type] if len(parameter.shape) > 1 else 4)
-        for parameter in plan.parameters.values()
-    )
+    weight_bytes = sum(_parameter_bytes(one, matrix_type) for one in plan.parameters.values())
     flops = sum(op.flops_per_token for op in chain(plan.ops, plan.logits))
     layers = f"{plan.num_layers} layer{'' if plan.num_layers == 1 else 's'}"
     yield f"{plan.architecture}: {layers}, {plan.num_elements:,} parameters"

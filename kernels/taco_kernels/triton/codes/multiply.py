@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from taco_kernels.packed_codes import PackedCodes, is_4_bit
+from taco_kernels.packed_codes import PackedCodes
+from taco_kernels.packed_size import is_4_bit
 from taco_kernels.triton.codes.panels import multiply_panels
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)

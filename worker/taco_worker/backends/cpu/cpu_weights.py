@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from taco_kernels.code_layout import RowSegment, coded_bytes, takes_int8
+from taco_kernels.code_layout import RowSegment, takes_int8
 from taco_kernels.cpu.coded_matrix import CodedMatrix
 from taco_kernels.cpu.column_order import ColumnOrder
 from taco_kernels.cpu.experts import PackedExperts
@@ -19,6 +18,7 @@ from taco_kernels.cpu.packed_matrix import PANEL, PackedMatrix, WeightMatrix, pa
 from taco_kernels.group_codes import GroupCodes
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Arena
+from taco_worker.backends.cpu.kept_codes import kept_bytes, kept_codes
 from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
 from taco_worker.backends.cpu.pending_codes import PendingCodes
@@ -293,20 +293,10 @@ class CpuWeights:
     def _kept_codes(
         self, codes: Mapping[str, Sequence[CodeSegment]]
     ) -> dict[str, tuple[RowSegment, ...]]:
-        """Those of matrices whose products take bfloat16 operands, and of embeddings."""
         if self.matrix_dtype != torch.bfloat16:
             return {}
-        names = self._linear_weights - self._router_weights | self._expert_weights
-        names |= {self._plan.embedding_table}
-        names -= self._int8_weights
-        kept = {}
-        for name in names & codes.keys():
-            *_, n, k = self._plan.parameters[name].shape
-            rows = tuple(RowSegment(segment.count, segment.layout) for segment in codes[name])
-            with suppress(ValueError):  # a segment begins inside a panel
-                coded_bytes(n, k, rows, self._is_gated(name))
-                kept[name] = rows
-        return kept
+        others = {name: rows for name, rows in codes.items() if name not in self._int8_weights}
+        return dict(kept_codes(self._plan, others, self._lowered.gated))
 
     def _of_int8_activations(self) -> frozenset[str]:
         """The matrices of codes that multiply int8 activations.
@@ -385,7 +375,7 @@ class CpuWeights:
         *several, n, k = self._plan.parameters[parameter].shape
         gated, codes = self._is_gated(parameter), self._codes.get(parameter)
         if codes is not None:
-            return math.prod(several) * coded_bytes(n, k, codes, gated)
+            return kept_bytes(self._plan, parameter, codes, is_gated=gated)
         return math.prod(several) * packed_bytes(n, k, self._dtype_of(parameter), gated)
 
     def _is_gated(self, parameter: str) -> bool:

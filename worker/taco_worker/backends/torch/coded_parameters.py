@@ -1,4 +1,4 @@
-"""Which parameters a torch network keeps as codes, and how much memory they take."""
+"""Which parameters a torch network keeps as codes, and how much memory they take. Free of torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from itertools import chain
 from math import prod
 
-import torch
-
-from taco_kernels.code_packing import packed_bytes
+from taco_kernels.packed_size import packed_bytes
 from taco_worker.models.code_segments import CodeSegment, code_segments
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.plan.model_plan import ModelPlan
@@ -45,33 +43,25 @@ def coded_parameters(model: ModelConfig, stored_as: str | None) -> CodedParamete
 
 
 def parameter_bytes(
-    plan: ModelPlan, name: str, segments: tuple[CodeSegment, ...], dtype: torch.dtype
+    plan: ModelPlan, name: str, segments: tuple[CodeSegment, ...], number_bytes: int
 ) -> int:
     """Device memory of a parameter.
 
     Args:
         segments: of its rows; empty: it has no codes.
-        dtype: of numbers.
+        number_bytes: of each number of the model's dtype.
     """
     shape = plan.parameters[name].shape
     if not segments:
-        return prod(shape) * dtype.itemsize
+        return prod(shape) * number_bytes
     num_experts = shape[0] if len(shape) == 3 else 1
     total = 0
     for segment in segments:
         n, k = num_experts * segment.count, shape[-1]
-        if (layout := segment.layout) is None:
-            total += n * k * dtype.itemsize
+        if segment.layout is None:
+            total += n * k * number_bytes
         else:
-            total += packed_bytes(
-                layout.kind,
-                n,
-                k,
-                layout.group,
-                has_zeros=layout.has_zeros,
-                has_minima=layout.has_minima,
-                has_column_groups=layout.has_column_groups,
-            )
+            total += packed_bytes(segment.layout, n, k)
     return total
 
 

@@ -153,7 +153,7 @@ def _weight_sizes(model: ModelConfig, coded: CodedParameters, dtype: torch.dtype
     layers = [0] * model.plan.num_layers
     total = 0
     for name in model.plan.parameters:
-        size = parameter_bytes(model.plan, name, coded.get(name, ()), dtype)
+        size = parameter_bytes(model.plan, name, coded.get(name, ()), dtype.itemsize)
         total += size
         if name.startswith("layers."):
             layers[int(name.split(".")[1])] += size
