@@ -85,6 +85,8 @@ class Catalogue:
         options: dict[str, Any] = {
             "num_gpu_blocks_override": num_blocks(self.checkpoint, KV_GIB),
             "quantization": "int8" if int8 else None,
+            # OpenVINO and llama.cpp store it in 8 bits too.
+            "quantize_lm_head": bool(variants & set(QUANTIZED)),
         }
         driver = "drive_taco"
         model = self._gguf(variants) if variants & set(GGUF) else self._quantized(variants)

@@ -8,13 +8,15 @@ from bench.report.wrapping import wrapped
 
 _ENGINES: Mapping[str, tuple[str, str]] = {
     "taco-int8": ("TACO", "`--quantization int8`"),
-    "taco-gptq": ("TACO", "GPTQ, 4 bits, groups of 128"),
+    "taco-gptq": ("TACO", "GPTQ, 4 bits, groups of 128; `--quantize-lm-head`"),
     "taco-q8_0": ("TACO", "GGUF Q8_0"),
     "taco-q4_k_m": ("TACO", "GGUF Q4_K_M"),
     "llama-cpp-q8_0": ("llama.cpp", "GGUF Q8_0"),
     "llama-cpp-q4_k_m": ("llama.cpp", "GGUF Q4_K_M"),
     "openvino-int8": ("OpenVINO", "int8"),
     "openvino-int4": ("OpenVINO", "int4"),
+    "vllm-gptq": ("vLLM", "GPTQ, 4 bits, groups of 128"),
+    "vllm-gptq-w4a8": ("vLLM", "the same with `VLLM_CPU_INT4_W4A8=1`"),
 }
 
 
