@@ -37,6 +37,15 @@ inline SmallQuads load_joined_quads(const char* block, int part) {
     }
     return out;
 }
+// Quads with a byte for each code.
+inline SmallQuads load_small_quads(const char* p) {
+    SmallQuads out;
+    std::memcpy(out.codes, p, sizeof out.codes);
+    return out;
+}
+inline void store_quads(char* p, const SmallQuads& quads) {
+    std::memcpy(p, quads.codes, sizeof quads.codes);
+}
 inline ByteQuads load_byte_quads(const char* p) {
     ByteQuads out;
     for (int i = 0; i < 4 * LANES; ++i) out.codes[i] = uint8_t(p[i]) ^ 0x80;
@@ -102,6 +111,8 @@ inline SmallQuads load_joined_quads(const char* block, int part) {
     const __m512i joined = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high, 0xca);
     return {_mm512_and_si512(joined, _mm512_set1_epi8((16 << HIGH) - 1))};
 }
+inline SmallQuads load_small_quads(const char* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_quads(char* p, SmallQuads quads) { _mm512_storeu_si512(p, quads.v); }
 inline ByteQuads load_byte_quads(const char* p) {
     return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))};
 }
@@ -162,6 +173,14 @@ inline SmallQuads load_joined_quads(const char* block, int part) {
     };
     const SmallQuads low = load_nibble_quads(block + 64 + part / 2 * 64, part % 2);
     return {half(0, low.low), half(32, low.high)};
+}
+inline SmallQuads load_small_quads(const char* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+inline void store_quads(char* p, SmallQuads quads) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), quads.low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), quads.high);
 }
 inline ByteQuads load_byte_quads(const char* p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),

@@ -39,6 +39,13 @@ struct ByteBlock {
     static Quads load(const char* p, int) { return load_byte_quads(p); }
 };
 
+// Codes of which each has a byte, as `DecodedRun` has them.
+struct DecodedBlock {
+    using Quads = SmallQuads;
+    static constexpr int PARTS = 1, BYTES = 64;
+    static Quads load(const char* p, int) { return load_small_quads(p); }
+};
+
 // Columns of the groups that a pass takes together, unless one group has more: their codes stay in
 // an L1 cache while all rows use them.
 constexpr int64_t RUN_COLUMNS = 128, MOST_RUN_GROUPS = RUN_COLUMNS / SUM_K;
@@ -97,6 +104,53 @@ struct GroupPass {
     alignas(64) float offsets[MOST_RUN_GROUPS][MOST_PASS_PANELS][PANEL];
 };
 
+// The codes of a pass with a byte for each. Where many rows use them, to decode them once takes
+// less time than to decode them in each pass.
+class DecodedRun {
+public:
+    template <class Codes>
+    static constexpr bool TAKES = std::is_same_v<typename Codes::Quads, SmallQuads>;
+
+    // Whether `rows` use the codes of a run often, and its groups are short enough.
+    template <class Codes>
+    static bool pays(int64_t rows, int64_t panels, int64_t group_columns) {
+        return TAKES<Codes> && rows > 2 * CODE_PASS_ROWS && panels <= MOST_PANELS &&
+               group_columns <= RUN_COLUMNS;
+    }
+
+    // Decodes the codes of a pass, and makes it one over the result.
+    template <class Codes>
+    void decode(GroupPass& pass, int64_t panels) {
+        const int64_t group_bytes = pass.num_blocks * Codes::PARTS * 64;
+        for (int64_t p = 0; p < panels; ++p) {
+            char* out = codes_[p];
+            for (int64_t group = 0; group < pass.num_groups; ++group) {
+                const bool is_last = group + 1 == pass.num_groups;
+                const int64_t blocks = is_last ? pass.last_blocks : pass.num_blocks;
+                const int64_t start = group * pass.stride;
+                for (int64_t at = start; at < start + blocks * Codes::BYTES; at += Codes::BYTES) {
+                    for (int line = 0; line < Codes::BYTES; line += 64) {
+                        __builtin_prefetch(pass.next[p] + at + line, 0, 2);
+                    }
+#pragma GCC unroll 8
+                    for (int part = 0; part < Codes::PARTS; ++part, out += 64) {
+                        store_quads(out, Codes::load(pass.codes[p] + at, part));
+                    }
+                }
+            }
+            pass.codes[p] = codes_[p];
+        }
+        pass.stride = group_bytes;
+        pass.num_blocks *= Codes::PARTS;
+        pass.last_blocks *= Codes::PARTS;
+    }
+
+private:
+    static constexpr int64_t MOST_PANELS = 2;
+    // A group may end inside a block of 32 columns.
+    alignas(64) char codes_[MOST_PANELS][RUN_COLUMNS * PANEL];
+};
+
 // Rows of int8 numbers, and what SignedRows has of each group of each of them.
 struct GroupRowsAt {
     const int8_t* numbers;
@@ -130,7 +184,7 @@ __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRows
                 for (int p = 0; p < P; ++p) {
                     const int64_t at = start + block * Codes::BYTES;
                     quads[p] = Codes::load(pass.codes[p] + at, part);
-                    if (part * 64 < Codes::BYTES) {
+                    if (part * 64 < Codes::BYTES && !std::is_same_v<Codes, DecodedBlock>) {
                         __builtin_prefetch(pass.next[p] + at + part * 64, 0, 2);
                     }
                 }
@@ -234,10 +288,10 @@ private:
         PanelRuns runs(part);
         const int64_t num_groups = ceil_div(part.k, columns), sums_stride = block_.sums_stride();
         float* sums = sums_ + (panels.begin - block_.panels.begin) * sums_stride;
+        const bool decodes = DecodedRun::pays<Codes>(block_.rows.size(), panels.size(), columns);
+        DecodedRun decoded;
         GroupPass pass;
         pass.part = &part;
-        pass.stride = runs.stride();
-        pass.num_blocks = ceil_div(columns, part.block_columns());
         const char* data[MOST_PASS_PANELS];
         for (int64_t i = 0; i < panels.size(); ++i) {
             data[i] = part_of(panels.begin + i).panel(panels.begin + i);
@@ -245,6 +299,8 @@ private:
         for (int64_t group = 0, end; group < num_groups; group = end) {
             end = std::min(group + runs.most_groups(), num_groups);
             pass.num_groups = end - group;
+            pass.stride = runs.stride();
+            pass.num_blocks = ceil_div(columns, part.block_columns());
             const int64_t last = (end - 1) * columns;
             pass.last_blocks = ceil_div(std::min(columns, part.k - last), part.block_columns());
             pass.is_first = group == 0;
@@ -254,12 +310,16 @@ private:
                 pass.next[i] = end < num_groups ? data[i] + runs.codes() : after(panels.end + i);
                 load_run(pass, run, data[i], i);
             }
+            if constexpr (DecodedRun::TAKES<Codes>) {
+                if (decodes) decoded.decode<Codes>(pass, panels.size());
+            }
             for_row_blocks<CODE_PASS_ROWS>(block_.rows.size(), [&](int64_t row, auto pass_rows) {
                 const GroupRowsAt rows = {rows_.numbers(row, pass_rows, group * columns),
                                           rows_.starts(row, pass_rows, group),
                                           rows_.factors(row, pass_rows, group)};
-                add_groups<Codes, pass_rows>(panels.size(), pass, rows, sums + row * PANEL,
-                                             sums_stride);
+                const auto add =
+                    decodes ? add_groups<DecodedBlock, pass_rows> : add_groups<Codes, pass_rows>;
+                add(panels.size(), pass, rows, sums + row * PANEL, sums_stride);
             });
         }
     }
