@@ -153,9 +153,13 @@ def unusual() -> None:
         assert metric.tolist() == [SIZE] * 3
 
 
+_LEFT: list[tuple[hvd.ProcessSet, int, weakref.ref[torch.Tensor]]] = []
+
+
 def test_process_sets_of_init_and_what_a_job_leaves() -> None:
     with RankPool(SIZE) as pool:
         pool.run(init_with_sets)
+        pool.run(leave_a_handle)  # when all have submitted: the first to shut down ends the job
 
 
 def init_with_sets() -> None:
@@ -168,15 +172,19 @@ def init_with_sets() -> None:
     hvd.init(process_sets=[one])
     assert one.included() == (hvd.rank() == 1)
     tensor = torch.ones(1)
-    handle, left = hvd.allreduce_async(tensor, name=f"of {hvd.rank()}"), weakref.ref(tensor)
-    del tensor
+    handle = hvd.allreduce_async(tensor, name=f"of {hvd.rank()}")
+    _LEFT.append((one, handle, weakref.ref(tensor)))
+
+
+def leave_a_handle() -> None:
+    one, handle, tensor = _LEFT.pop()
     hvd.shutdown()
     assert one.process_set_id is None
     # Tensors of handles without synchronize() are not kept: elastic jobs end many times.
     with pytest.raises(ValueError, match="is unknown, or was synchronized"):
         hvd.poll(handle)
     gc.collect()
-    assert left() is None
+    assert tensor() is None
 
 
 def test_wrong_optimizers_and_models(ranks: RankPool) -> None:
