@@ -9,6 +9,7 @@ from taco_license.addresses import ADDRESS_VARIABLE, any_host_resolves, server_a
 from taco_proto.config import LicenseConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
+from taco_worker.devices.gpu_presence import runs_on_cpu
 
 if TYPE_CHECKING:  # workers without a license do not import the client
     from taco_license.seat_client import LicenseClient
@@ -109,7 +110,9 @@ class Licensing:
 
 
 def _license_ids(device: str, host_id: str) -> tuple[str, ...]:
-    # Importing torch takes seconds: import it only in workers that request a license.
+    if runs_on_cpu(device):
+        return (host_id,)
+    # Importing torch takes seconds, and a worker on a CPU does so beside other work.
     from taco_worker.devices.selection import find_device
     from taco_worker.license_ids import license_ids
 
