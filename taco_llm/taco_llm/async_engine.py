@@ -25,7 +25,7 @@ from taco_scheduler.server.drafter_links import DraftExecutor
 from taco_scheduler.server.service import SchedulerService
 from taco_scheduler.server.worker_links import WorkerLink
 from taco_worker.licensing import Licensing
-from taco_worker.worker import Worker
+from taco_worker.worker_loading import load_worker
 
 
 class AsyncLLMEngine:
@@ -47,7 +47,7 @@ class AsyncLLMEngine:
         with contextlib.ExitStack() as undo:
             undo.callback(self._licensing.close)
             self._licensing.ask()
-            self._worker = Worker(worker_config)
+            self._worker = load_worker(worker_config)
             undo.callback(self._worker.close)
             self._drafter = _load_drafter(args.drafter_config(), self._worker.info)
             _check_license(self._licensing)

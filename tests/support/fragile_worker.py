@@ -16,7 +16,8 @@ from taco_llm.cli import child
 from taco_proto.config import WorkerConfig
 from taco_proto.steps import StepOutput, StepPlan
 from taco_worker import server
-from taco_worker.scheduler_link import Executor
+from taco_worker.worker import Worker
+from taco_worker.worker_loading import load_worker
 
 MARK = [4001, 4002, 4003, 4001]  # tokens of a prompt; no answer ever holds them
 
@@ -26,11 +27,10 @@ _MARK_BYTES = array("i", MARK).tobytes()
 
 
 def main() -> int:
-    load = server._load
     step_seconds = float(os.environ.get(STEP_SECONDS, "0"))
 
-    def load_fragile(config: WorkerConfig) -> Executor:
-        worker = load(config)
+    def load_fragile(config: WorkerConfig) -> Worker:
+        worker = load_worker(config)
         submit = worker.submit
 
         def submit_or_die(plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
@@ -42,7 +42,7 @@ def main() -> int:
         worker.submit = submit_or_die  # type: ignore[method-assign]
         return worker
 
-    server._load = load_fragile
+    server.load_worker = load_fragile  # type: ignore[attr-defined]
     return child.main()
 
 

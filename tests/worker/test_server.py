@@ -385,7 +385,7 @@ def load(config):
     while True:
         torch.ones(32, 32).sum()
 
-server._load = load
+server.load_worker = load
 sys.exit(server.run_worker(WorkerConfig(model=ModelConfig(model="none"))))
 """
 

@@ -10,6 +10,7 @@ from taco_worker.licensing import Licensing
 from taco_worker.model_service import ModelService, run_model_service
 from taco_worker.reconnection import stay_connected
 from taco_worker.scheduler_link import Executor, SchedulerLink
+from taco_worker.worker_loading import load_worker
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -27,7 +28,7 @@ def run_worker(config: WorkerConfig) -> int:
 
     def load() -> Executor:
         licensing.ask()
-        return _load(config)
+        return load_worker(config)
 
     def serve(worker: Executor, service: ModelService) -> Awaitable[int]:
         service.thread.when_idle = worker.tune
@@ -48,9 +49,3 @@ def _metrics(worker: Executor, service: ModelService) -> "Iterable[Metric]":
     from taco_worker.metrics import worker_metrics  # imported at the first scrape
 
     return worker_metrics(worker, service)
-
-
-def _load(config: WorkerConfig) -> Executor:
-    from taco_worker.worker import Worker
-
-    return Worker(config)

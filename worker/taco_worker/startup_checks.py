@@ -80,19 +80,13 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
     """
     if not runs_on_cpu(config.device):
         return
-    dtype_bytes = _DTYPE_BYTES.get(_cpu_dtype(config.model, model), 4)
-    matrix_bytes = 1 if stored_as(config.model.quantization) == "int8" else dtype_bytes
-    plan = model.plan
-    coded: Mapping[str, Sequence[CodeSegment]] = {}
-    if matrix_bytes == _CODED_BYTES:
-        coded = code_segments(plan, model.quantization, model.online_quantization)
     # Workers share the memory of a converted file.
     shared = _converted_bytes(model)
-    weights = _weight_bytes(plan, matrix_bytes, coded) if shared is None else 0
+    weights = matrix_bytes(config, model) if shared is None else 0
     kv_dtype = wanted_kv_cache_dtype(config.kv_cache_dtype, model.stored_kv_cache)
-    kv_bytes = _KV_DTYPE_BYTES.get(kv_dtype, dtype_bytes)
+    kv_bytes = _KV_DTYPE_BYTES.get(kv_dtype, _number_bytes(config, model))
     num_tokens = (config.num_blocks or 0) * config.block_size
-    blocks = num_tokens * plan.kv_elements_per_token * kv_bytes
+    blocks = num_tokens * model.plan.kv_elements_per_token * kv_bytes
     available = available_cpu_memory()
     if (shared or 0) + count * (weights + blocks) > available:
         workers = "" if count == 1 else f" of each of {count} workers"
@@ -101,6 +95,29 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
             f"the weights{workers} take {gibibytes(shared or weights)}{with_blocks}, and only "
             f"{gibibytes(available)} of memory are available"
         )
+
+
+def matrix_bytes(config: WorkerConfig, model: ModelConfig) -> int:
+    """About the memory that a worker on a CPU packs a model's matrices into."""
+    number_bytes = _number_bytes(config, model)
+    if stored_as(config.model.quantization) == "int8":
+        number_bytes = 1
+    plan = model.plan
+    coded: Mapping[str, Sequence[CodeSegment]] = {}
+    if number_bytes == _CODED_BYTES:
+        coded = code_segments(plan, model.quantization, model.online_quantization)
+    # Other embeddings stay in the memory-mapped file unless they are tied to the LM head.
+    mapped = set() if plan.has_tied_head else {plan.embedding_table} - coded.keys()
+    num_bytes = 0
+    for name, parameter in plan.parameters.items():
+        *several, columns = parameter.shape
+        if segments := coded.get(name):
+            rows = [RowSegment(segment.count, segment.layout).widened() for segment in segments]
+            num_experts = prod(several[:-1])
+            num_bytes += num_experts * sum(segment.nbytes(columns) for segment in rows)
+        elif several and name not in mapped:
+            num_bytes += prod(parameter.shape) * number_bytes
+    return num_bytes
 
 
 def check_activations(config: WorkerConfig, model: ModelConfig) -> None:
@@ -161,27 +178,14 @@ def _converted_bytes(model: ModelConfig) -> int | None:
         raise ConfigurationError(one_line(str(error))) from None
 
 
-def _weight_bytes(
-    plan: ModelPlan, matrix_bytes: int, coded: Mapping[str, Sequence[CodeSegment]]
-) -> int:
-    # Other embeddings stay in the memory-mapped file unless they are tied to the LM head.
-    mapped = set() if plan.has_tied_head else {plan.embedding_table} - coded.keys()
-    num_bytes = 0
-    for name, parameter in plan.parameters.items():
-        *several, columns = parameter.shape
-        if segments := coded.get(name):
-            rows = [RowSegment(segment.count, segment.layout).widened() for segment in segments]
-            num_experts = prod(several[:-1])
-            num_bytes += num_experts * sum(segment.nbytes(columns) for segment in rows)
-        elif several and name not in mapped:
-            num_bytes += prod(parameter.shape) * matrix_bytes
-    return num_bytes
-
-
 def num_parameters(plan: ModelPlan) -> int:
     """Number of elements of the model's matrices: with embeddings, without norms and biases."""
     shapes = [parameter.shape for parameter in plan.parameters.values()]
     return sum(prod(shape) for shape in shapes if len(shape) > 1)
+
+
+def _number_bytes(config: WorkerConfig, model: ModelConfig) -> int:
+    return _DTYPE_BYTES.get(_cpu_dtype(config.model, model), 4)
 
 
 def _cpu_dtype(wanted: WantedModel, model: ModelConfig) -> str:

@@ -10,6 +10,7 @@ import torch
 from taco_common.logging import MODEL_LOADED, event
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.cores import available_cores
+from taco_kernels.native.mapped_memory import EarlyMemory
 from taco_kernels.native.memory import huge_page_bytes
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
@@ -75,11 +76,13 @@ class Worker:
         self,
         config: WorkerConfig,
         start_kernels: Callable[[int | None], CpuKernels | None] = start_cpu_kernels,
+        weight_memory: EarlyMemory | None = None,
     ) -> None:
         """Load the model.
 
         Args:
             start_kernels: returns the CPU kernels for a number of threads; None means torch.
+            weight_memory: for matrices that are packed for the CPU kernels, if it is large enough.
 
         Raises:
             ConfigurationError: the model cannot be found, read or run with this configuration.
@@ -96,7 +99,7 @@ class Worker:
                 # With the CPU kernels torch needs one thread; more would compete for the cores.
                 threads = 1 if kernels else available_cores().num_threads(config.num_threads)
                 torch.set_num_threads(threads)
-            model_config, self._model = load_step_model(config, kernels, transfers)
+            model_config, self._model = load_step_model(config, kernels, transfers, weight_memory)
             if config.max_logprobs == ALL_TOKENS:
                 config = replace(config, max_logprobs=self._model.plan.vocab_size)
             limits = BatchLimits(

@@ -1,16 +1,14 @@
-"""Aligned memory for weights, KV blocks and scratch, in huge pages where the system has them.
-
-A 2 MiB page takes one TLB entry and one page fault instead of 512 of each with 4 KiB pages.
-"""
+"""Aligned memory for weights, KV blocks and scratch, in huge pages where the system has them."""
 
 import ctypes
 import mmap
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from taco_kernels.native.mapped_memory import HUGE_PAGE, EarlyMemory, map_memory
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -19,14 +17,16 @@ _LIBC.mmap.argtypes = [
 ]
 _MAP_FIXED = 0x10
 
-HUGE_PAGE = 2 << 20
 ALIGNMENT = 64  # a cache line, and a row of an AMX tile
 # From this size on memory is mapped directly: freed memory leaves no hole in the heap.
 _MIN_MAPPED_BYTES = 128 << 10
 
 
-def allocate(num_bytes: int) -> Tensor:
+def allocate(num_bytes: int, early: EarlyMemory | None = None) -> Tensor:
     """Allocates memory without writing to it: untouched pages take none. The tensor owns it.
+
+    Args:
+        early: is taken if it is large enough.
 
     Returns:
         uint8 [num_bytes], aligned to 64 bytes, and to a huge page if it fills one.
@@ -38,12 +38,9 @@ def allocate(num_bytes: int) -> Tensor:
         memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
         return _aligned(memory, ALIGNMENT, num_bytes)
     alignment = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0  # any page has the smaller one
-    try:
-        mapping = mmap.mmap(-1, num_bytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"cannot map {num_bytes} bytes: {error.strerror}") from error
-    with suppress(OSError):  # a kernel without huge pages
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+    mapping = None if early is None else early.take(num_bytes + alignment)
+    if mapping is None:
+        mapping = map_memory(num_bytes + alignment)
     return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), alignment or ALIGNMENT, num_bytes)
 
 
@@ -58,8 +55,8 @@ class Arena:
     In huge pages, arrays with separate memory would each leave the end of a page unused.
     """
 
-    def __init__(self, num_bytes: int) -> None:
-        self._memory = allocate(num_bytes)
+    def __init__(self, num_bytes: int, early: EarlyMemory | None = None) -> None:
+        self._memory = allocate(num_bytes, early)
         self._num_used = 0
 
     def take(self, num_bytes: int) -> Tensor:

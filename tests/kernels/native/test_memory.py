@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from taco_kernels.native.memory import HUGE_PAGE, Arena, Scratch, allocate, huge_page_bytes
+from taco_kernels.native.mapped_memory import HUGE_PAGE
+from taco_kernels.native.memory import Arena, Scratch, allocate, huge_page_bytes
 
 
 def resident_bytes() -> int:

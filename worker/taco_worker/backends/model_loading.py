@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from taco_kernels.library import CpuKernels
+from taco_kernels.native.mapped_memory import EarlyMemory
 from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_worker.devices.transfers import Transfers
@@ -31,17 +31,24 @@ logger = logging.getLogger("taco.worker")
 
 
 def load_step_model(
-    config: WorkerConfig, kernels: CpuKernels | None, transfers: Transfers
+    config: WorkerConfig,
+    kernels: CpuKernels | None,
+    transfers: Transfers,
+    weight_memory: EarlyMemory | None = None,
 ) -> tuple[ModelConfig, StepModel]:
     """Load the model that `config` names: on `kernels`, or on torch without them.
+
+    Args:
+        weight_memory: for matrices that are packed for `kernels`.
 
     Raises:
         ValueError: the model cannot be found, read or run with this configuration.
     """
     model = find_checkpoint(config.model)
     # Each back end is imported only where it runs.
-    load = _load_on_torch if kernels is None else partial(_load_on_kernels, kernels=kernels)
-    return model, load(config, model, transfers)
+    if kernels is None:
+        return model, _load_on_torch(config, model, transfers)
+    return model, _load_on_kernels(config, model, transfers, kernels, weight_memory)
 
 
 def _load_on_torch(config: WorkerConfig, model: ModelConfig, transfers: Transfers) -> StepModel:
@@ -65,7 +72,11 @@ def _load_on_torch(config: WorkerConfig, model: ModelConfig, transfers: Transfer
 
 
 def _load_on_kernels(
-    config: WorkerConfig, model: ModelConfig, transfers: Transfers, *, kernels: CpuKernels
+    config: WorkerConfig,
+    model: ModelConfig,
+    transfers: Transfers,
+    kernels: CpuKernels,
+    weight_memory: EarlyMemory | None,
 ) -> StepModel:
     from taco_worker.backends.cpu.cpu_model import CpuModel
 
@@ -81,7 +92,7 @@ def _load_on_kernels(
     dtype = resolve_dtype(wanted.dtype, own, transfers.device)
     kv_format = choose_kv_format(config, model, dtype, transfers.device)
     if header is None:
-        weights = _pack_weights(wanted, model, dtype, kernels)
+        weights = _pack_weights(wanted, model, dtype, kernels, weight_memory)
     else:
         weights = _map_weights(wanted, model, header, dtype, kernels)
     return CpuModel(model.plan, kernels, weights, kv_format=kv_format)
@@ -113,7 +124,11 @@ def _map_weights(
 
 
 def _pack_weights(
-    wanted: WantedModel, model: ModelConfig, dtype: torch.dtype, kernels: CpuKernels
+    wanted: WantedModel,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    kernels: CpuKernels,
+    memory: EarlyMemory | None,
 ) -> CpuWeights:
     """The weights of a checkpoint, read and packed for the kernels."""
     from taco_worker.backends.cpu.cpu_weights import CpuWeights
@@ -130,6 +145,7 @@ def _pack_weights(
         if is_random
         else code_segments(model.plan, model.quantization, model.online_quantization),
         activations=wanted.quantized_activations,
+        memory=memory,
     )
     load_weights(weights, model, seed=wanted.seed)
     return weights

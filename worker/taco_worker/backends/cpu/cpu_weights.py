@@ -17,6 +17,7 @@ from taco_kernels.cpu.experts import PackedExperts
 from taco_kernels.cpu.packed_matrix import PANEL, PackedMatrix, WeightMatrix, packed_bytes
 from taco_kernels.group_codes import GroupCodes
 from taco_kernels.library import CpuKernels
+from taco_kernels.native.mapped_memory import EarlyMemory
 from taco_kernels.native.memory import Arena
 from taco_worker.backends.cpu.kept_codes import kept_bytes, kept_codes
 from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
@@ -59,6 +60,7 @@ class CpuWeights:
         quantizes_lm_head: bool = False,
         codes: Mapping[str, Sequence[CodeSegment]] | None = None,
         activations: str = "auto",
+        memory: EarlyMemory | None = None,
     ) -> None:
         """Packs matrices in `dtype`, or all of them or the LM head in int8.
 
@@ -67,6 +69,7 @@ class CpuWeights:
                 of bfloat16.
             activations: what is multiplied with codes: bfloat16; auto: int8 where the codes allow
                 it, else bfloat16; int8: they must.
+            memory: for the matrices, if it is large enough.
 
         Raises:
             ValueError: the plan has ops that the kernels do not support, or codes do not allow
@@ -113,7 +116,7 @@ class CpuWeights:
             for name in self._int8_activations
             if any(one.layout and one.layout.has_column_groups for one in self._codes[name])
         }
-        self._memory = Arena(sum(map(self._packed_bytes, names | self._codes.keys())))
+        self._memory = Arena(sum(map(self._packed_bytes, names | self._codes.keys())), memory)
 
     @property
     def program(self) -> LoweredProgram:
