@@ -10,8 +10,8 @@ enum class CodeKind : int32_t {
     nibble = 1,  // 4 bits, an index of `table`
     int8 = 2,
     e4m3 = 3,  // the 8-bit float (OCP FP8)
-    int5 = 4,  // from 0 to 31 or 63
-    int6 = 5,
+    int5 = 4,  // 5 bits, from 0 to 31; `zero` is subtracted
+    int6 = 5,  // 6 bits, from 0 to 63, likewise
 };
 
 // High bits of codes that blocks keep apart from their low halves; 0: they keep none apart.

@@ -147,7 +147,8 @@ public:
 
 private:
     static constexpr int64_t MOST_PANELS = 2;
-    // A group may end inside a block of 32 columns.
+    // Holds padded blocks too: groups have a multiple of a block's columns, or they are whole rows
+    // of at most RUN_COLUMNS, which is such a multiple.
     alignas(64) char codes_[MOST_PANELS][RUN_COLUMNS * PANEL];
 };
 
