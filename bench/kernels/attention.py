@@ -15,7 +15,6 @@ latent KV of many long sequences; `--without-torch` times TACO alone:
         --batch 16 --context 8192
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench import record
-from bench.kernels.rounds import DTYPES, Limits, load_and_measure_limits, time_in_turn
+from bench.kernels.rounds import (
+    DTYPES,
+    Limits,
+    load_and_measure_limits,
+    make_parser,
+    show,
+    time_in_turn,
+)
 from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.cpu.attention import AttentionCall
 from taco_kernels.cpu.kv_cache import PagedBatch, PagedKV, block_bytes, write_kv
@@ -65,18 +71,13 @@ ROUND_SECONDS = 0.05
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--type", choices=DTYPES, action="append")
     parser.add_argument("--phase", choices=("decode", "prefill"), action="append")
     parser.add_argument("--batch", type=int, action="append", help="only these batches of decode")
     parser.add_argument("--context", type=int, action="append", help="only calls of this length")
     parser.add_argument("--without-torch", action="store_true", help="do not time torch's SDPA")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     calls = chosen_calls(args.phase or ("decode", "prefill"), args.batch, args.context)
     if not calls:
@@ -102,7 +103,7 @@ def main() -> None:
                 )
                 call = {"model": model, "type": type_name, **line}
                 figures["calls"].append(call)
-                print("  ".join(f"{key} {value}" for key, value in call.items()), flush=True)
+                show(call)
     if args.save:
         record.save("cpu_attention", figures)
 

@@ -1,161 +1,160 @@
-"""Products with matrices of codes beside int8 and bfloat16 matrices of the same shape.
+"""Products with matrices of codes beside int8 matrices of the same shape.
 
     python -m bench.kernels.codes [--threads N] [--format NAME] [--matrix NAME] [--rows N ...]
         [--save]
 
-Weights come from memory, as in `bench.kernels.matmul`. The formats take turns, so `of_int8`, the
-median of the ratios of rounds to those of `--quantization int8`, compares what ran side by side.
-`of_read` is the share of the read bandwidth that the stored bytes take.
+Weights come from memory, as in `bench.kernels.matmul`. Operands are int8 where the instruction set
+multiplies the format's codes with them, and bfloat16 otherwise. The formats take turns, so
+`of_int8`, the median of the ratios of rounds to those of `--quantization int8`, compares what ran
+side by side. `of_read` is the share of the read bandwidth that the stored bytes take.
 """
 
-import argparse
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from bench import record
-from bench.kernels.matmul import COLD_BYTES, MODELS, ROUND_SECONDS, options
-from bench.kernels.rounds import load_and_measure_limits, seconds_of
+from bench.kernels.matmul import (
+    MODELS,
+    ROUND_SECONDS,
+    Shape,
+    add_product_flags,
+    cold_copies,
+    options,
+)
+from bench.kernels.rounds import DTYPES, load_and_measure_limits, make_parser, seconds_of, show
+from taco_kernels.code_layout import CodeLayout, RowSegment, takes_int8
 from taco_kernels.cpu.coded_matrix import CodedMatrix
 from taco_kernels.cpu.matmul import EncodedRows, multiply
 from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix
-from taco_kernels.group_codes import CodeKind, GroupCodes, ScaleSteps
+from taco_kernels.group_codes import GroupCodes, ScaleSteps
 from taco_kernels.library import CpuKernels
 
 ROWS = (1, 4, 16, 32, 256, 1024)
+# How checkpoint formats keep a matrix.
+FORMATS = {
+    "gptq": CodeLayout("int4", 128, has_zeros=True, zero=8, scale_type="F16"),
+    "gptq_g32": CodeLayout("int4", 32, has_zeros=True, zero=8, scale_type="F16"),
+    "awq": CodeLayout("int4", 128, has_zeros=True, scale_type="F16"),
+    "q4_k": CodeLayout(
+        "int4", 32, has_minima=True, scale_type="F16", step_type="U8", groups_per_unit=8
+    ),
+    "q5_0": CodeLayout("int8", 32, scale_type="F16", bits=5),
+    "q6_k": CodeLayout("int8", 16, scale_type="F16", step_type="I8", groups_per_unit=16, bits=6),
+    "q8_0": CodeLayout("int8", 32, scale_type="F16"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How a checkpoint format keeps a matrix.
+def main() -> None:
+    parser = make_parser(__doc__, rounds=7)
+    parser.add_argument("--format", choices=FORMATS, action="append")
+    add_product_flags(parser, ROWS)
+    args = parser.parse_args()
+    kernels, roof, figures = load_and_measure_limits(args.threads)
+    read = roof.read_gb_per_s["all_threads"] * 1e9
+    figures["products"] = []
+    for name in args.matrix or MODELS["0.5b"]:
+        shape = MODELS["0.5b"][name]
+        matrices = matrices_by_format(kernels, shape, args.format or FORMATS)
+        for rows in args.rows:
+            for line in measure(kernels, shape, matrices, rows, args.rounds, read):
+                figures["products"].append(product := {"matrix": name, **line})
+                show(product)
+    if args.save:
+        record.save("cpu_codes", figures)
 
-    Attributes:
-        zero: of all codes; "any" where each group has its own.
-        bits: of int8 codes, as of a CodeLayout.
-        groups_per_unit: of scales that are steps of units, and of minima; 0: scales are float16.
+
+def matrices_by_format(
+    kernels: CpuKernels, shape: Shape, formats: Iterable[str]
+) -> dict[str, list[WeightMatrix]]:
+    """Returns copies of a matrix as int8, then in each format.
+
+    Copies of one format together exceed the caches. Formats whose groups share units may have more
+    columns than the shape.
     """
-
-    kind: CodeKind
-    group: int
-    zero: int | str | None = None
-    has_minima: bool = False
-    groups_per_unit: int = 0
-    bits: int = 8
-
-    def codes(self, n: int, k: int) -> GroupCodes:
-        """Returns random codes [n, k]."""
-        bits = torch.randint(0, 256, (n, k), dtype=torch.uint8)
-        codes = bits & 15 if self.kind == "int4" else bits.view(torch.int8)
-        if self.bits != 8:
-            codes = codes >> 8 - self.bits
-        grouped = (n, -(-k // self.group))
-        found = GroupCodes(self.kind, codes, self.group, _halves(grouped))
-        if self.groups_per_unit:
-            return self._with_steps(found, grouped)
-        if self.zero is None:
-            return found
-        zeros = torch.randint(0, 16, grouped, dtype=torch.int16)
-        return replace(found, zeros=zeros if self.zero == "any" else torch.full_like(zeros, 8))
-
-    def _with_steps(self, codes: GroupCodes, grouped: tuple[int, int]) -> GroupCodes:
-        n, num_groups = grouped
-        units = (n, num_groups // self.groups_per_unit)
-        steps = torch.randint(0, 64, grouped, dtype=torch.uint8)
-        kept = ScaleSteps(
-            self.groups_per_unit,
-            steps if self.has_minima else steps.view(torch.int8),
-            _halves(units),
-            steps if self.has_minima else None,
-            _halves(units) if self.has_minima else None,
+    n, k, epilogue = shape
+    weight, gated = torch.randn(n, k, dtype=torch.bfloat16), epilogue == "gate"
+    found = {
+        "int8": cold_copies(
+            lambda: PackedMatrix.from_tensor(kernels, weight, torch.int8, gated=gated)
         )
-        return replace(codes, scales=kept.scales(), minima=kept.minima(), steps=kept)
+    }
+    for name in formats:
+        layout = FORMATS[name]
+        columns = layout.group * max(layout.groups_per_unit, 1)
+        codes = random_codes(layout, n, -(-k // columns) * columns)
+        found[name] = cold_copies(partial(coded_matrix, kernels, layout, codes, gated=gated))
+    return found
+
+
+def coded_matrix(
+    kernels: CpuKernels, layout: CodeLayout, codes: GroupCodes, *, gated: bool
+) -> CodedMatrix:
+    """Returns the matrix with int8 operands if the instruction set takes them, else bfloat16."""
+    n, k = codes.shape
+    is_int8 = takes_int8(layout, k, on_tiles=kernels.has_tiles)
+    if kernels.has_tiles or not is_int8:
+        layout = layout.widened()
+    operands = torch.int8 if is_int8 else torch.bfloat16
+    matrix = CodedMatrix(n, k, [RowSegment(n, layout)], operands=operands, gated=gated)
+    matrix.pack_codes(kernels, codes)
+    return matrix
+
+
+def random_codes(layout: CodeLayout, n: int, k: int) -> GroupCodes:
+    """Returns codes [n, k] of a layout of FORMATS."""
+    if layout.kind == "int4":
+        codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    else:
+        first = layout.smallest_code
+        codes = torch.randint(first, first + (1 << layout.bits), (n, k), dtype=torch.int8)
+    grouped = (n, -(-k // layout.group))
+    found = GroupCodes(layout.kind, codes, layout.group, _halves(grouped))
+    if layout.step_type is not None:
+        scales = _random_steps(layout, grouped)
+        return replace(found, scales=scales.scales(), minima=scales.minima(), steps=scales)
+    if not layout.has_zeros:
+        return found
+    first, end = (0, 16) if layout.zero is None else (layout.zero, layout.zero + 1)
+    return replace(found, zeros=torch.randint(first, end, grouped, dtype=torch.int16))
+
+
+def _random_steps(layout: CodeLayout, grouped: tuple[int, int]) -> ScaleSteps:
+    n, num_groups = grouped
+    units = (n, num_groups // layout.groups_per_unit)
+    steps = torch.randint(0, 64, grouped, dtype=torch.uint8)
+    return ScaleSteps(
+        layout.groups_per_unit,
+        steps.view(torch.int8) if layout.step_type == "I8" else steps,
+        _halves(units),
+        steps if layout.has_minima else None,
+        _halves(units) if layout.has_minima else None,
+    )
 
 
 def _halves(shape: tuple[int, int]) -> Tensor:
     return (torch.rand(shape) / 64).half().float()
 
 
-FORMATS = {
-    "gptq": Format("int4", 128, zero=8),
-    "gptq_g32": Format("int4", 32, zero=8),
-    "awq": Format("int4", 128, zero="any"),
-    "q4_k": Format("int4", 32, has_minima=True, groups_per_unit=8),
-    "q5_0": Format("int8", 32, bits=5),
-    "q6_k": Format("int8", 16, groups_per_unit=16, bits=6),
-    "q8_0": Format("int8", 32),
-}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--format", choices=FORMATS, action="append")
-    parser.add_argument("--matrix", action="append", help="qkv, out, gate_up, down or lm_head")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--save", action="store_true")
-    args = parser.parse_args()
-    kernels, roof, figures = load_and_measure_limits(args.threads)
-    read = roof.read_gb_per_s["all_threads"] * 1e9
-    figures["products"] = []
-    for name in args.matrix or MODELS["0.5b"]:
-        makers = makers_of(kernels, name, args.format or list(FORMATS))
-        for rows in args.rows:
-            for line in measure(kernels, name, makers, rows, args.rounds, read):
-                figures["products"].append({"matrix": name, **line})
-                print("  ".join(f"{key} {value}" for key, value in line.items()), flush=True)
-    if args.save:
-        record.save("cpu_codes", figures)
-
-
-Matrices = list[WeightMatrix]
-
-
-def makers_of(kernels: CpuKernels, name: str, formats: list[str]) -> dict[str, Matrices]:
-    """Returns copies of a matrix in each format; together they exceed the caches."""
-    n, k, epilogue = MODELS["0.5b"][name]
-    weight, gated = torch.randn(n, k, dtype=torch.bfloat16), epilogue == "gate"
-    found: dict[str, Matrices] = {
-        "int8": _copies(lambda: PackedMatrix.from_tensor(kernels, weight, torch.int8, gated=gated))
-    }
-    for each in formats:
-        chosen = FORMATS[each]
-        columns = chosen.group * max(chosen.groups_per_unit, 1)
-        codes = chosen.codes(n, -(-k // columns) * columns)
-        make = partial(
-            CodedMatrix.from_codes, kernels, codes, scale_type="F16",
-            zero=chosen.zero if isinstance(chosen.zero, int) else None,
-            bits=8 if kernels.has_tiles else chosen.bits, operands=torch.int8, gated=gated,
-        )  # fmt: skip
-        found[each] = _copies(make)
-    return found
-
-
-def _copies(make: Callable[[], WeightMatrix]) -> Matrices:
-    first = make()
-    return [first, *(make() for _ in range(COLD_BYTES // first.nbytes))]
-
-
 def measure(
     kernels: CpuKernels,
-    name: str,
-    matrices: dict[str, Matrices],
+    shape: Shape,
+    matrices: Mapping[str, Sequence[WeightMatrix]],
     rows: int,
     rounds: int,
     read: float,
 ) -> list[dict[str, float | str]]:
-    n, _, epilogue = MODELS["0.5b"][name]
+    """Times products of `rows` rows; `read` is the bandwidth in bytes a second."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
     calls = {}
     for each, copies in matrices.items():
-        k = copies[0].shape[1]
-        x = EncodedRows(kernels, torch.randn(rows, k), torch.int8)
-        call = partial(multiply, kernels, x, **options(kernels, (n, k, epilogue), torch.int8, rows))
+        dtype = copies[0].dtype
+        x = EncodedRows(kernels, torch.randn(rows, copies[0].shape[1]), dtype)
+        call = partial(multiply, kernels, x, **options(kernels, shape, dtype, rows))
         calls[each] = [partial(call, copy) for copy in copies]
     seconds: dict[str, list[float]] = {each: [] for each in calls}
     for _ in range(rounds):
@@ -163,16 +162,17 @@ def measure(
             seconds[each].append(seconds_of(turns, ROUND_SECONDS))
     lines: list[dict[str, float | str]] = []
     for each, found in seconds.items():
-        size = matrices[each][0].nbytes
+        matrix = matrices[each][0]
         ratio = statistics.median(a / b for a, b in zip(found, seconds["int8"], strict=True))
         lines.append(
             {
                 "format": each,
+                "operands": names[matrix.dtype],
                 "rows": rows,
                 "us": round(min(found) * 1e6, 1),
                 "of_int8": round(ratio, 3),
-                "mb": round(size / 1e6, 2),
-                "of_read": round(size / read / min(found), 3),
+                "mb": round(matrix.nbytes / 1e6, 2),
+                "of_read": round(matrix.nbytes / read / min(found), 3),
             }
         )
     return lines

@@ -12,7 +12,6 @@ relative to the machine's bound: the chosen experts' weights read at the measure
 operations at the measured peak of the instruction set, whichever takes longer.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,7 @@ from torch import Tensor
 from bench import record
 from bench.kernels import roofline
 from bench.kernels.matmul import PEAKS
-from bench.kernels.rounds import DTYPES, Call, Limits, time_in_turn
+from bench.kernels.rounds import DTYPES, Call, Limits, make_parser, show, time_in_turn
 from taco_kernels.cpu.experts import PackedExperts, multiply_experts
 from taco_kernels.cpu.matmul import EncodedRows, multiply
 from taco_kernels.cpu.packed_matrix import PackedMatrix
@@ -55,15 +54,10 @@ MODELS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--type", choices=DTYPES, action="append")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     kernels = load(args.threads, range(args.threads))
     roof = roofline.measure(args.threads)
@@ -83,7 +77,7 @@ def main() -> None:
             ):
                 layer = {"model": model, "type": type_name, **line}
                 figures["layers"].append(layer)
-                print("  ".join(f"{key} {value}" for key, value in layer.items()), flush=True)
+                show(layer)
     if args.save:
         record.save("cpu_experts", figures)
 

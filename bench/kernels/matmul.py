@@ -14,21 +14,28 @@ peak of the instruction set, both measured before with the same threads. `share`
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from bench import record
-from bench.kernels.rounds import DTYPES, Limits, load_and_measure_limits, time_in_turn
+from bench.kernels.rounds import (
+    DTYPES,
+    Limits,
+    load_and_measure_limits,
+    make_parser,
+    show,
+    time_in_turn,
+)
 from taco_kernels.cpu.matmul import EncodedRows, empty_operands, multiply
-from taco_kernels.cpu.packed_matrix import PackedMatrix
+from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix
 from taco_kernels.library import CpuKernels
 
-# Name: n, k, and what is done with the product.
-Shapes = dict[str, tuple[int, int, Literal["store", "add", "gate"]]]
-MODELS: dict[str, Shapes] = {
+# n, k, and what is done with the product.
+Shape = tuple[int, int, Literal["store", "add", "gate"]]
+MODELS: dict[str, dict[str, Shape]] = {
     "0.5b": {
         "qkv": (1152, 896, "store"),
         "out": (896, 896, "add"),
@@ -56,16 +63,10 @@ PEAKS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--type", choices=DTYPES, action="append")
-    parser.add_argument("--matrix", action="append", help="qkv, out, gate_up, down or lm_head")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true")
+    add_product_flags(parser, ROWS)
     args = parser.parse_args()
     kernels, roof, figures = load_and_measure_limits(args.threads)
     figures["products"] = []
@@ -78,14 +79,20 @@ def main() -> None:
                 for line in measure(kernels, shape, type_name, args.rows, args.rounds, limits):
                     product = {"model": model, "matrix": name, "type": type_name, **line}
                     figures["products"].append(product)
-                    print("  ".join(f"{key} {value}" for key, value in product.items()), flush=True)
+                    show(product)
     if args.save:
         record.save("cpu_matmul", figures)
 
 
+def add_product_flags(parser: argparse.ArgumentParser, row_counts: Sequence[int]) -> None:
+    """Adds flags that choose products; `row_counts` are the default ones."""
+    parser.add_argument("--matrix", action="append", help="qkv, out, gate_up, down or lm_head")
+    parser.add_argument("--rows", type=int, nargs="+", default=row_counts)
+
+
 def measure(
     kernels: CpuKernels,
-    shape: tuple[int, int, Literal["store", "add", "gate"]],
+    shape: Shape,
     type_name: str,
     row_counts: Sequence[int],
     rounds: int,
@@ -94,12 +101,9 @@ def measure(
     n, k, epilogue = shape
     dtype, gated = DTYPES[type_name], epilogue == "gate"
     weight = torch.randn(n, k, dtype=torch.bfloat16)
-    copies = max(1, COLD_BYTES // (n * k * dtype.itemsize))
-    matrices = [
-        PackedMatrix.from_tensor(kernels, weight, dtype, gated=gated) for _ in range(copies)
-    ]
+    matrices = cold_copies(lambda: PackedMatrix.from_tensor(kernels, weight, dtype, gated=gated))
     # torch has no common product with dynamically quantized activations.
-    weights = [weight.to(dtype, copy=True) for _ in range(copies)] if dtype != torch.int8 else []
+    weights = [weight.to(dtype, copy=True) for _ in matrices] if dtype != torch.int8 else []
     lines = []
     for rows in row_counts:
         x = torch.randn(rows, k)
@@ -123,12 +127,13 @@ def measure(
     return lines
 
 
-def options(
-    kernels: CpuKernels,
-    shape: tuple[int, int, Literal["store", "add", "gate"]],
-    dtype: torch.dtype,
-    rows: int,
-) -> dict[str, Any]:
+def cold_copies(make: Callable[[], WeightMatrix]) -> list[WeightMatrix]:
+    """Returns matrices that are made alike, as many as exceed the CPU caches."""
+    first = make()
+    return [first, *(make() for _ in range(COLD_BYTES // first.nbytes - 1))]
+
+
+def options(kernels: CpuKernels, shape: Shape, dtype: torch.dtype, rows: int) -> dict[str, Any]:
     """The epilogue of a product as `multiply` takes it, with memory for its result."""
     n, _, epilogue = shape
     if epilogue == "add":

@@ -1,7 +1,8 @@
 """Helpers of the CPU kernel benchmarks: alternating rounds with torch, and shares of the limits."""
 
+import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,22 @@ class Limits:
         return cls(
             roof.read_gb_per_s["all_threads"] * 1e9, roof.peak_gops[peak]["all_threads"] * 1e9
         )
+
+
+def make_parser(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
+    """Returns a parser of the flags that these benchmarks share; `rounds` is a default."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
+    return parser
+
+
+def show(figures: Mapping[str, object]) -> None:
+    """Prints a line of figures."""
+    print("  ".join(f"{key} {value}" for key, value in figures.items()), flush=True)
 
 
 def load_and_measure_limits(threads: int) -> tuple[CpuKernels, Roofline, dict[str, Any]]:
