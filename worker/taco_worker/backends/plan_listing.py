@@ -8,14 +8,13 @@ from dataclasses import fields
 from itertools import chain, groupby, islice
 from math import prod
 
-from taco_worker.backends.cpu.kept_codes import kept_bytes, kept_codes
+from taco_worker.backends.cpu.kept_codes import gated_matrices, kept_bytes, kept_codes
 from taco_worker.backends.cpu.lowered_ops import LoweredOp, LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
 from taco_worker.backends.torch.coded_parameters import coded_parameters, parameter_bytes
 from taco_worker.models.code_segments import code_segments
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.plan.ops.experts import Experts
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.parameters import Parameter
 from taco_worker.models.plan.slices import Slice
@@ -63,11 +62,10 @@ def _codes(model: ModelConfig) -> Iterator[str]:
     plan = model.plan
     number_bytes = _ITEM_BYTES["bf16"]
     found = code_segments(plan, model.quantization, model.online_quantization)
-    lowered = lower_plan(plan, _types(plan, "bf16"))
-    kept = kept_codes(plan, found, lowered.gated)
-    in_pairs = {*lowered.gated, *(op.gate_up for op in plan.ops if isinstance(op, Experts))}
+    gated = gated_matrices(plan, lower_plan(plan, _types(plan, "bf16")))
+    kept = kept_codes(plan, found, gated)
     on_cpu = sum(
-        kept_bytes(plan, name, [rows.widened() for rows in kept[name]], is_gated=name in in_pairs)
+        kept_bytes(plan, name, [rows.widened() for rows in kept[name]], is_gated=name in gated)
         if name in kept
         else _parameter_bytes(parameter, "bf16")
         for name, parameter in plan.parameters.items()

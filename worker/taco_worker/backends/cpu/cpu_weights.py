@@ -19,7 +19,7 @@ from taco_kernels.group_codes import GroupCodes
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.mapped_memory import EarlyMemory
 from taco_kernels.native.memory import Arena
-from taco_worker.backends.cpu.kept_codes import kept_bytes, kept_codes
+from taco_worker.backends.cpu.kept_codes import gated_matrices, kept_bytes, kept_codes
 from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
 from taco_worker.backends.cpu.pending_codes import PendingCodes
@@ -93,7 +93,6 @@ class CpuWeights:
         self._weight_of_bias = {op.bias: op.weight for op in linears if op.bias is not None}
         self._table_names = {op.table for op in ops if isinstance(op, Embed)}
         mixtures = self._mixtures = [op for op in ops if isinstance(op, Experts)]
-        self._gated_experts = {op.gate_up for op in mixtures}
         self._expert_weights = {name for op in mixtures for name in (op.gate_up, op.down)}
         self._experts_of_bias = {
             bias: weight
@@ -106,6 +105,7 @@ class CpuWeights:
         names = self._linear_weights | self._head_weights | self._expert_weights
         self._types = {name: _MATRIX_TYPES[self._dtype_of(name)] for name in names}
         self._lowered: LoweredProgram = lower_plan(plan, self._types)
+        self._gated = gated_matrices(plan, self._lowered)
         self._codes = self._kept_codes(codes or {})
         self._activations = activations
         self._int8_activations = self._of_int8_activations()
@@ -299,7 +299,7 @@ class CpuWeights:
         if self.matrix_dtype != torch.bfloat16:
             return {}
         others = {name: rows for name, rows in codes.items() if name not in self._int8_weights}
-        return dict(kept_codes(self._plan, others, self._lowered.gated))
+        return dict(kept_codes(self._plan, others, self._gated))
 
     def _of_int8_activations(self) -> frozenset[str]:
         """The matrices of codes that multiply int8 activations.
@@ -337,7 +337,7 @@ class CpuWeights:
         if parameter not in self.matrices:
             n, k = self._plan.parameters[parameter].shape
             memory = self._memory.take(self._packed_bytes(parameter))
-            gated, segments = self._is_gated(parameter), self._lowered.segments.get(parameter, 1)
+            gated, segments = parameter in self._gated, self._lowered.segments.get(parameter, 1)
             if codes := self._codes.get(parameter):
                 self.matrices[parameter] = CodedMatrix(
                     n,
@@ -360,7 +360,7 @@ class CpuWeights:
         if parameter not in self.experts:
             count, n, k = self._plan.parameters[parameter].shape
             memory = self._memory.take(self._packed_bytes(parameter))
-            gated, codes = parameter in self._gated_experts, self._codes.get(parameter)
+            gated, codes = parameter in self._gated, self._codes.get(parameter)
             self.experts[parameter] = PackedExperts(
                 count,
                 n,
@@ -376,13 +376,10 @@ class CpuWeights:
     def _packed_bytes(self, parameter: str) -> int:
         """Memory of a matrix, or of one for each expert or head."""
         *several, n, k = self._plan.parameters[parameter].shape
-        gated, codes = self._is_gated(parameter), self._codes.get(parameter)
+        gated, codes = parameter in self._gated, self._codes.get(parameter)
         if codes is not None:
             return kept_bytes(self._plan, parameter, codes, is_gated=gated)
         return math.prod(several) * packed_bytes(n, k, self._dtype_of(parameter), gated)
-
-    def _is_gated(self, parameter: str) -> bool:
-        return parameter in self._lowered.gated or parameter in self._gated_experts
 
     def _dtype_of(self, parameter: str) -> torch.dtype:
         if parameter in self._int8_weights:

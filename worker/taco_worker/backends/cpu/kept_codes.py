@@ -8,6 +8,7 @@ from itertools import chain
 from math import prod
 
 from taco_kernels.code_layout import RowSegment, coded_bytes
+from taco_worker.backends.cpu.lowered_ops import LoweredProgram
 from taco_worker.models.code_segments import CodeSegment
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.experts import Experts, Route
@@ -15,6 +16,12 @@ from taco_worker.models.plan.ops.linear import Linear
 
 KeptCodes = Mapping[str, tuple[RowSegment, ...]]
 """By the name of each parameter, its rows of equal layouts."""
+
+
+def gated_matrices(plan: ModelPlan, lowered: LoweredProgram) -> frozenset[str]:
+    """The matrices of gated pairs: those of a lowered plan, and gate and up of its experts."""
+    ops = chain(plan.ops, plan.logits)
+    return lowered.gated | {op.gate_up for op in ops if isinstance(op, Experts)}
 
 
 def kept_codes(
@@ -26,20 +33,19 @@ def kept_codes(
 
     Args:
         codes: as the checkpoint has them.
-        gated: matrices of gated pairs, as `LoweredProgram.gated` has them, without experts.
+        gated: the `gated_matrices`.
     """
     ops = list(chain(plan.ops, plan.logits))
     experts = [op for op in ops if isinstance(op, Experts)]
     logits = {op.logits for op in ops if isinstance(op, Route)}
     names = {op.weight for op in ops if isinstance(op, Linear) and op.out not in logits}
     names |= {name for op in experts for name in (op.gate_up, op.down)} | {plan.embedding_table}
-    in_pairs = {*gated, *(op.gate_up for op in experts)}
     kept = {}
     for name in names & codes.keys():
         *_, n, k = plan.parameters[name].shape
         rows = tuple(RowSegment(segment.count, segment.layout) for segment in codes[name])
         with suppress(ValueError):  # a segment begins inside a panel
-            coded_bytes(n, k, rows, name in in_pairs)
+            coded_bytes(n, k, rows, name in gated)
             kept[name] = rows
     return kept
 
