@@ -62,7 +62,7 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(directory: Path, options: Mapping[str, Any], matrices: "MatrixType") -> "Iterable[str]":
+def _lines(directory: Path, options: Mapping[str, Any], matrices: MatrixType) -> Iterable[str]:
     """The lines of a model, or of the plans of draft heads."""
     from taco_worker.backends.plan_listing import list_model, list_plans
 
