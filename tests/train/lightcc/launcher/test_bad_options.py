@@ -54,6 +54,18 @@ def test_horovods_flags_without_meaning_are_accepted() -> None:
     assert isinstance(options, Options)
     assert options.command == ("python", "a")
     assert options.variables == {"TACO_TRAIN_INTERFACE": "eth0,eth1"}
+    assert options.ignored_flags == (
+        "--mpi has no effect: ranks always negotiate over TCP",
+        "--autotune has no effect: the cost model decides",
+        "--num-nccl-streams has no effect: each level has one stream",
+    )
+
+
+def test_flags_of_the_script_are_not_called_ignored() -> None:
+    line = "-np 2 python a --mpi --num-nccl-streams 2"
+    options = read_options(make_parser(), line.split())
+    assert isinstance(options, Options)
+    assert options.ignored_flags == ()
 
 
 def test_a_bad_variable_of_the_environment(

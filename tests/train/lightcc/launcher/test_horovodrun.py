@@ -74,12 +74,16 @@ def test_ranks_of_this_host(script: Path, tmp_path: Path) -> None:
         "2",
         "--cycle-time-ms",
         "3.5",
+        "--gloo",
         "--output-filename",
         tmp_path / "out",
     ]
     command = [sys.executable, str(tmp_path / "place.py")]
     launcher = ForkedProgram(horovodrun, *flags, *command, folder=tmp_path)
     assert launcher.wait() == 0, launcher.stderr
+    assert launcher.stderr.splitlines() == [
+        "horovodrun: --gloo has no effect: ranks always negotiate over TCP"
+    ]
     assert sorted(launcher.stdout.splitlines()) == [
         "[0]<stdout>:at localhost 0 2 0 1 3.5",
         "[1]<stdout>:at localhost 1 2 0 1 3.5",

@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(check_build(installed_version()))
         return 0
     assert isinstance(options, Options)
+    for line in options.ignored_flags:
+        print(f"horovodrun: {line}", file=sys.stderr)
     with _interrupts_end_the_process():
         return _run(options)
 

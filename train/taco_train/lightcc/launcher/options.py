@@ -16,6 +16,7 @@ from taco_train.lightcc.launcher.host_slots import (
     parse_hosts,
     read_host_file,
 )
+from taco_train.lightcc.launcher.ignored_flags import add_ignored_flags, ignored_flags
 from taco_train.lightcc.launcher.rank_process import Connection
 from taco_train.lightcc.settings import settings_from
 from taco_train.lightcc.variables import VariableError
@@ -23,35 +24,6 @@ from taco_train.lightcc.variables import VariableError
 _DEFAULT_START_SECONDS = 30.0
 _DEFAULT_ELASTIC_SECONDS = 600.0
 _HOST_AND_SLOTS = re.compile(r"[A-Za-z0-9._-]+:[0-9]+")
-
-# What they choose in Horovod is decided elsewhere: see WITHOUT_MEANING in variables.py.
-_IGNORED_SWITCHES = (
-    "--gloo",
-    "--mpi",
-    "--disable-cache",
-    "--hierarchical-allreduce",
-    "--no-hierarchical-allreduce",
-    "--hierarchical-allgather",
-    "--no-hierarchical-allgather",
-    "--autotune",
-    "--no-autotune",
-    "--mpi-threads-disable",
-    "--no-mpi-threads-disable",
-    "--no-timeline-mark-cycles",
-    "--stall-check",
-    "--log-with-timestamp",
-    "--log-without-timestamp",
-)
-_IGNORED_VALUES = (
-    "--autotune-log-file",
-    "--autotune-warmup-samples",
-    "--autotune-steps-per-sample",
-    "--autotune-bayes-opt-max-samples",
-    "--autotune-gaussian-process-noise",
-    "--num-nccl-streams",
-    "--thread-affinity",
-    "--mpi-args",
-)
 
 
 @dataclass(frozen=True)
@@ -67,6 +39,7 @@ class Options:
         discovery_script: prints the hosts; None: they do not change.
         elastic_timeout: seconds to wait for enough ranks after one was lost.
         reset_limit: how often ranks may connect anew; None: without a limit.
+        ignored_flags: a line for each flag that was given and has no effect.
     """
 
     command: tuple[str, ...]
@@ -83,6 +56,7 @@ class Options:
     slots_per_host: int = 1
     elastic_timeout: float = _DEFAULT_ELASTIC_SECONDS
     reset_limit: int | None = None
+    ignored_flags: tuple[str, ...] = ()
 
     @property
     def is_elastic(self) -> bool:
@@ -117,10 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME,...",
         help="Interfaces that the hosts share, e.g. eth0.",
     )
-    for name in _IGNORED_SWITCHES:
-        add(name, action="store_true", help="Accepted for Horovod's scripts; has no effect.")
-    for name in _IGNORED_VALUES:
-        add(name, metavar="VALUE", help="Accepted for Horovod's scripts; has no effect.")
+    add_ignored_flags(parser)
     hosts = parser.add_argument_group("hosts (default: this one)").add_mutually_exclusive_group()
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and their slots.")
     hosts.add_argument("-hostfile", "--hostfile", type=Path, help="File of lines `name slots=8`.")
@@ -251,6 +222,7 @@ def _options(parsed: argparse.Namespace, command: tuple[str, ...]) -> Options:
         slots_per_host=parsed.slots_per_host,
         elastic_timeout=parsed.elastic_timeout,
         reset_limit=parsed.reset_limit,
+        ignored_flags=tuple(ignored_flags(parsed)),
     )
 
 
