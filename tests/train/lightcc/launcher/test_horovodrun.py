@@ -1,11 +1,15 @@
 """`horovodrun` with real processes: ranks find each other, fail together, and leave nothing."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -255,6 +259,31 @@ def test_ranks_continue_where_their_output_has_no_space(tmp_path: Path) -> None:
         "horovodrun: the copy of rank 0's stdout ends: No space left on device",
         "horovodrun: stdout ends: No space left on device",
     ]
+
+
+def test_a_copy_that_waits_does_not_hold_up_other_ranks(tmp_path: Path) -> None:
+    copy, go = tmp_path / "rank.0" / "stdout", tmp_path / "go"
+    copy.parent.mkdir()
+    os.mkfifo(copy)
+    os.mkfifo(go)
+    script = 'if [ $HOROVOD_RANK = 0 ]; then printf "%100000d" 7; else cat "$0"; fi'
+    flags: list[str | Path] = ["-np", "2", "--output-filename", tmp_path]
+    with os.fdopen(os.open(copy, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        size = fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+        launcher = ForkedProgram(horovodrun, *flags, "sh", "-c", script, go, folder=tmp_path)
+        wait_until(lambda: num_unread(reader) == size, "a copy that is full")
+        go.write_text("not held up\n")
+        wait_until(lambda: "[1]<stdout>:not held up\n" in launcher.stdout, "rank 1's line")
+        os.set_blocking(reader.fileno(), True)
+        assert reader.read() == b"%100000d" % 7
+    assert launcher.wait() == 0, launcher.stderr
+
+
+def num_unread(pipe: IO[bytes]) -> int:
+    """Bytes that wait in a pipe."""
+    number = array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, number)
+    return number[0]
 
 
 def test_a_folder_for_output_that_cannot_be_written(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,7 +17,7 @@ from typing import IO
 from taco_train.lightcc.launcher.guard import STARTED
 from taco_train.lightcc.launcher.host_slots import is_local
 
-_WRITE = threading.Lock()
+_WRITE = threading.Lock()  # to standard output and error, which all ranks share
 # Of this login or host: they mean something else on another one.
 _NOT_SENT = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_")
 _LOGIN = ("DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "SHELL", "TERM", "TMPDIR", "USER")
@@ -130,6 +130,7 @@ class RankProcess:
         assert source
         has_started = name == "stderr"
         prefix = f"[{self.label}]<{name}>:".encode()
+        copy_name = f"the copy of rank {self.label}'s {name}"
         for line in source:
             if not has_started:
                 has_started = line.rstrip() == STARTED.encode()
@@ -137,19 +138,19 @@ class RankProcess:
                     self._is_started = True
                     self._on_started()
                 continue
-            if copy and not self._has_written(
-                copy, line, f"the copy of rank {self.label}'s {name}"
-            ):
+            if copy and not self._has_written(copy, line, copy_name, nullcontext()):
                 copy = None
             ended = line if line.endswith(b"\n") else line + b"\n"
-            if target and not self._has_written(target, prefix + ended, name):
+            if target and not self._has_written(target, prefix + ended, name, _WRITE):
                 target = None
         if copy:
             copy.close()
 
-    def _has_written(self, file: IO[bytes], line: bytes, what: str) -> bool:
+    def _has_written(
+        self, file: IO[bytes], line: bytes, what: str, lock: AbstractContextManager[object]
+    ) -> bool:
         try:
-            with _WRITE:
+            with lock:
                 file.write(line)
                 file.flush()
         except OSError as error:
