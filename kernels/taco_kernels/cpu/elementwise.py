@@ -25,6 +25,7 @@ FUNCTIONS = {
     "erf": 18,
     "exp2": 19,
     "exp2_for_bf16": 20,
+    "silu_for_bf16": 21,
 }
 NORM_KINDS = ("rms", "layer")
 _ROW_OPS = ("add", "scale", "cap", "clip", "gate")

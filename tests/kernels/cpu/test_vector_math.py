@@ -82,6 +82,18 @@ def test_activations_agree_with_torch(cpu_kernels: CpuKernels, name: str) -> Non
     torch.testing.assert_close(value.double(), expected, rtol=4e-7, atol=3e-7)
 
 
+def test_silu_of_rounded_products(cpu_kernels: CpuKernels) -> None:
+    x = floats_of_all_sizes()
+    value = apply_function(cpu_kernels, "silu_for_bf16", x).double()
+    expected = F.silu(x.double())
+    is_normal = expected.abs() >= 1e-34
+    assert ((value - expected).abs() <= 1.1e-5 * expected.abs())[is_normal].all()
+    far = x < -100
+    # The exponential is limited: what lies further left stays near 0 beside any usual number.
+    assert (value[far] <= 0).all()
+    assert (value[far] >= 1e-36 * x[far].double()).all()
+
+
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in POWERS])
 def test_limits(cpu_kernels: CpuKernels, name: str) -> None:
     x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0])

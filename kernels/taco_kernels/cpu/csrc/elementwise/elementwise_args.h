@@ -53,6 +53,7 @@ enum class Function : int32_t {
     erf,
     exp2,
     exp2_for_bf16,
+    silu_for_bf16,
 };
 
 struct Mapped {

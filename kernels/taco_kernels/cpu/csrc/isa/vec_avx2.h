@@ -91,6 +91,15 @@ inline F32 mul_floor_pow2(F32 a, F32 n) {
     return mul_pow2(a, {_mm256_floor_ps(n.low), _mm256_floor_ps(n.high)});
 }
 
+// The number whose bits are `bits` less those of a, as integers.
+inline F32 sub_bits(int32_t bits, F32 a) {
+    const auto half = [=](__m256 x) {
+        return _mm256_castsi256_ps(
+            _mm256_sub_epi32(_mm256_set1_epi32(bits), _mm256_castps_si256(x)));
+    };
+    return {half(a.low), half(a.high)};
+}
+
 // 0, 1, ... 15
 inline F32 lane_numbers() {
     return {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15)};

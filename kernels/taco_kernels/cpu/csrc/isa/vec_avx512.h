@@ -60,6 +60,11 @@ inline F32 fraction(F32 a) {
 }
 inline F32 mul_floor_pow2(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 
+inline F32 sub_bits(int32_t bits, F32 a) {
+    return {
+        _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(bits), _mm512_castps_si512(a.v)))};
+}
+
 inline F32 lane_numbers() {
     return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
 }

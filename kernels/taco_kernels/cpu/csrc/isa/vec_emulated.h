@@ -100,6 +100,17 @@ inline F32 mul_floor_pow2(F32 a, F32 n) {
     });
 }
 
+inline F32 sub_bits(int32_t bits, F32 a) {
+    return each([&](int i) {
+        uint32_t from;
+        std::memcpy(&from, &a.v[i], sizeof from);
+        from = uint32_t(bits) - from;
+        float out;
+        std::memcpy(&out, &from, sizeof out);
+        return out;
+    });
+}
+
 inline F32 lane_numbers() {
     return each([](int i) { return float(i); });
 }

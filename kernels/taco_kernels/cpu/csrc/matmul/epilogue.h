@@ -88,7 +88,11 @@ private:
 
 // What an epilogue does with a row. The light ones take so few instructions that they cost no time
 // beside the tile products of other rows.
-enum class RowEpilogue { store, add, gate_silu, other };
+enum class RowEpilogue { store, add, gate_silu, gate_silu_for_bf16, other };
+
+constexpr bool is_gate_silu(RowEpilogue kind) {
+    return kind == RowEpilogue::gate_silu || kind == RowEpilogue::gate_silu_for_bf16;
+}
 
 inline RowEpilogue row_epilogue(const Product& product) {
     const bool is_plain = product.activation == Activation::none;
@@ -97,7 +101,9 @@ inline RowEpilogue row_epilogue(const Product& product) {
         case Epilogue::add: return RowEpilogue::add;
         case Epilogue::gate_mul: break;
     }
-    return product.activation == Activation::silu ? RowEpilogue::gate_silu : RowEpilogue::other;
+    if (product.activation != Activation::silu) return RowEpilogue::other;
+    return product.matrix.type == DType::f32 ? RowEpilogue::gate_silu
+                                             : RowEpilogue::gate_silu_for_bf16;
 }
 
 // Writes the results of a block, row by row.
@@ -122,7 +128,7 @@ public:
 
     // The row is counted from the first of the rows.
     void operator()(int64_t row) const {
-        if (KIND == RowEpilogue::gate_silu || (KIND == RowEpilogue::other && is_gated_)) {
+        if (is_gate_silu(KIND) || (KIND == RowEpilogue::other && is_gated_)) {
             for (int64_t panel = panels_.begin; panel < panels_.end; panel += 2) {
                 write(row, panel / 2 * PANEL,
                       gated(values_.at(row, panel), values_.at(row, panel + 1)));
@@ -145,6 +151,7 @@ public:
 private:
     F32 gated(F32 gate, F32 up) const {
         if constexpr (KIND == RowEpilogue::gate_silu) return mul(silu(gate), up);
+        if constexpr (KIND == RowEpilogue::gate_silu_for_bf16) return mul(silu_for_bf16(gate), up);
         return activate_gated(gate, up, activation_, alpha_, limit_);
     }
 
@@ -180,6 +187,8 @@ inline void with_row_epilogue(const Product& product, Body body) {
         case RowEpilogue::add: return body(std::integral_constant<RowEpilogue, RowEpilogue::add>());
         case RowEpilogue::gate_silu:
             return body(std::integral_constant<RowEpilogue, RowEpilogue::gate_silu>());
+        case RowEpilogue::gate_silu_for_bf16:
+            return body(std::integral_constant<RowEpilogue, RowEpilogue::gate_silu_for_bf16>());
         case RowEpilogue::other:
             return body(std::integral_constant<RowEpilogue, RowEpilogue::other>());
     }
