@@ -212,10 +212,17 @@ def load(
     """Loads the kernels with `isa`, or $TACO_CPU_ISA, or the best set that this machine can run.
 
     Raises:
+        KernelLibraryError, UnsupportedCpuError, ValueError: as instruction_set.
+    """
+    return CpuKernels(load_library(), instruction_set(isa), num_threads, cpus)
+
+
+def instruction_set(wanted: str | None = None) -> str:
+    """Returns the set that `load` uses: `wanted`, or $TACO_CPU_ISA, or this machine's best.
+
+    Raises:
         KernelLibraryError, UnsupportedCpuError, ValueError: as load_library and
             choose_instruction_set.
     """
-    lib = load_library()
-    wanted = isa or os.environ.get("TACO_CPU_ISA") or None
-    chosen = choose_instruction_set(missing_cpu_features(lib), wanted)
-    return CpuKernels(lib, chosen, num_threads, cpus)
+    missing = missing_cpu_features(load_library())
+    return choose_instruction_set(missing, wanted or os.environ.get("TACO_CPU_ISA") or None)

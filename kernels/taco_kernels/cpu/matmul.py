@@ -26,8 +26,8 @@ ACTIVATIONS = {
     "swiglu_clipped": 7,
 }
 _PARTIAL_SUM_TOKENS = 64  # csrc/sampling/sampling_args.h
-# RowScale in csrc/matmul/matrix.h: a scale, a number of outliers, and 16 outliers of two words.
-_ROW_SCALE_WORDS = 2 + 16 * 2
+# RowScale in csrc/matmul/matrix.h: a scale, a number of outliers, and 16 outliers of three words.
+_ROW_SCALE_WORDS = 2 + 16 * 3
 _EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
 
 
@@ -53,10 +53,11 @@ class RowScales:
     def high_parts(self, k: int) -> Tensor:
         """float32 [count, k]: what each value's operand lacks, in units of the row's scale."""
         parts = torch.zeros(self._words.shape[0], k)
-        columns = self._words.view(torch.int32)
+        words = self._words.view(torch.int32)
         for row, count in enumerate(self.num_outliers.tolist()):
-            end = 2 + 2 * count
-            parts[row, columns[row, 2:end:2].long()] = 254 * self._words[row, 3:end:2]
+            columns, quads, _ = words[row, 2 : 2 + 3 * count].view(-1, 3).long().unbind(1)
+            bytes_of_columns = (quads & 0xFFFFFFFF) >> 8 * (columns % 4)
+            parts[row, columns] = 254.0 * (bytes_of_columns - 128)
         return parts
 
 

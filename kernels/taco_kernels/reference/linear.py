@@ -45,7 +45,8 @@ def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
         is_outlier.any(dim=1), torch.maximum(others, greatest[:, 0] / (127 * 254)), others
     )
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-    return (wide / scales[:, None]).round().double(), scales
+    scales = scales.clamp_min(torch.finfo(torch.float32).tiny)
+    return (wide * (1 / scales)[:, None]).round().double(), scales
 
 
 def int8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

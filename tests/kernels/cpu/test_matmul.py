@@ -437,6 +437,24 @@ def test_outliers_of_int8_rows_keep_16_bits(cpu_kernels: CpuKernels, k: int) -> 
         assert torch.equal(part, out[-count:])
 
 
+def test_int8_rows_of_the_smallest_numbers_are_finite(cpu_kernels: CpuKernels) -> None:
+    """The reciprocal of their scale would be infinite."""
+    x, w = numbers(3, 100), numbers(20, 100, seed=1)
+    x[0] *= 1e-38
+    x[1] *= 1e-41
+    x[2, 5] = 1e-37  # an outlier beside zeros
+    x[2, 6:] = x[2, :5] = 0
+    values, scales = quantize_activations(x)
+    rows = EncodedRows(cpu_kernels, x, torch.int8)
+    out = multiply(cpu_kernels, rows, PackedMatrix.from_tensor(cpu_kernels, w, torch.int8))
+    assert rows.row_scales is not None
+    assert torch.equal(rows.row_scales.scales, scales)
+    operands = in_row_order(cpu_kernels, rows.data, rows.struct.count)
+    decoded = decode_int8(operands, cpu_kernels)[:, :100] + rows.row_scales.high_parts(100)
+    assert torch.equal(decoded.double(), values)
+    assert torch.allclose(out, x @ w.T, rtol=0, atol=1e-36)
+
+
 @pytest.mark.parametrize("isa", [*NATIVE, *EMULATED])
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(

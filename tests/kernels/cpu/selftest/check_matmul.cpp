@@ -288,7 +288,7 @@ Doubles norm(NormKind kind, const float* row, int64_t size, const Floats& weight
 
 bool same_scales(const std::vector<RowScale>& a, const std::vector<RowScale>& b) {
     const auto same_outlier = [](const Outlier& x, const Outlier& y) {
-        return x.k == y.k && x.high == y.high;
+        return x.k == y.k && x.quad == y.quad;
     };
     return std::equal(a.begin(), a.end(), b.begin(), [&](const RowScale& x, const RowScale& y) {
         return x.scale == y.scale && x.num_outliers == y.num_outliers &&

@@ -31,12 +31,14 @@ float scale_beside_outliers(const float* numbers, int64_t count) {
     return std::max(others / 127, magnitudes[0] / (127 * OUTLIER_STEP));
 }
 
-Doubles rounded(DType type, const float* row, int64_t k, float scale) {
+// Rounded to bf16, or by to_int8(x).
+template <class ToInt8>
+Doubles rounded(DType type, const float* row, int64_t k, float scale, ToInt8 to_int8) {
     Doubles out(row, row + k);
     if (type == DType::bf16) {
         for (double& x : out) x = from_bf16(to_bf16(float(x)));
     } else if (type == DType::i8) {
-        for (double& x : out) x = double(std::nearbyint(float(x) / scale)) * scale;
+        for (double& x : out) x = double(std::nearbyint(to_int8(float(x)))) * scale;
     }
     return out;
 }
@@ -52,7 +54,8 @@ int64_t operand_memory(const TacoPool* pool, DType type, int64_t count, int64_t 
 }
 
 Doubles as_operands(DType type, const float* row, int64_t k) {
-    return rounded(type, row, k, scale_beside_outliers(row, k));
+    const float scale = scale_beside_outliers(row, k), factor = 1 / scale;
+    return rounded(type, row, k, scale, [=](float x) { return x * factor; });
 }
 
 Packed::Packed(TacoPool* pool, Random& random, DType type, int64_t n, int64_t k, bool has_bias,
@@ -61,7 +64,8 @@ Packed::Packed(TacoPool* pool, Random& random, DType type, int64_t n, int64_t k,
     const Floats source = random.normal(n * k, type == DType::bf16), bias = random.normal(n);
     for (int64_t row = 0; row < n; ++row) {
         const float* weights = source.data() + row * k;
-        const Doubles kept = rounded(type, weights, k, int8_scale(weights, k));
+        const float scale = int8_scale(weights, k);
+        const Doubles kept = rounded(type, weights, k, scale, [=](float x) { return x / scale; });
         weights_.insert(weights_.end(), kept.begin(), kept.end());
         bias_.push_back(has_bias ? double(bias[size_t(row)]) : 0);
     }

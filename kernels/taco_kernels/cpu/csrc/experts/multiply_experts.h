@@ -111,21 +111,21 @@ private:
             for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
                 const int64_t pair = order_.pairs[order_.starts[hit] + row];
                 float* out = scratch_.outputs + pair * scratch_.output_stride;
+                values.add_outliers(row, block.panels);
                 for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
                     store(out + panel * PANEL, values.at(row, panel));
                 }
             }
         };
-        share_experts(product_.down, product_.down->num_panels(), order_.down_blocks, inner_rows(),
-                      FinishedBy::block,
-                      [&](const Matrix& matrix, const Rows& own, int64_t hit,
-                          const Blocking& blocking, int64_t index, const void* next) {
-                          run_block(own, matrix, blocking, index, next,
-                                    [&](const Block& block, const void* sums) {
-                                        write(BlockValues(matrix, own.scales, block, sums), block,
-                                              hit);
-                                    });
-                      });
+        share_experts(
+            product_.down, product_.down->num_panels(), order_.down_blocks, inner_rows(),
+            FinishedBy::block,
+            [&](const Matrix& matrix, const Rows& own, int64_t hit, const Blocking& blocking,
+                int64_t index, const void* next) {
+                run_block(own, matrix, blocking, index, next, [&](const Block& block, void* sums) {
+                    write(BlockValues(matrix, own.scales, block, sums), block, hit);
+                });
+            });
     }
 
     // The results of gate_up as operands of `down`.

@@ -77,7 +77,7 @@ inline F32 bits_of_lanes(const char* p, int shift, int mask) {
 inline void store_less_zeros(int8_t* out, const SmallQuads& quads, I32 zeros) {
     for (int i = 0; i < 4 * LANES; ++i) out[i] = int8_t(quads.codes[i] - zeros.v[i / 4]);
 }
-// The inverse of encode_quad.
+// The inverse of encode_i8, of four numbers.
 inline void decode_quad(int8_t* q, const Int8Operand* in) {
     for (int i = 0; i < 4; ++i) q[i] = int8_t(in[i] - INT8_OFFSET);
 }

@@ -35,7 +35,7 @@ inline void store_lanes(float* p, F32 v, int64_t count) {
 inline void store_i8_operand(Int8Operand* p, F32 v) {
     int8_t quantized[LANES];
     store_i8(quantized, v);
-    for (int i = 0; i < LANES; i += 4) encode_quad(p + i, quantized + i);
+    encode_i8(p, quantized);
 }
 
 }  // namespace TACO_ISA

@@ -317,12 +317,23 @@ inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int part) {
     return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(row.pairs.low, operands)),
             _mm256_add_epi32(sum.high, _mm256_madd_epi16(row.pairs.high, operands))};
 }
-// Encodes four quantized activations for `dot_quads`.
-inline void encode_quad(Int8Operand* out, const int8_t* q) {
-    out[0] = q[0];
-    out[1] = q[2];
-    out[2] = q[1];
-    out[3] = q[3];
+// sum + the products of four unsigned numbers with each quad of a row; exact if only one of them is
+// not 0.
+inline I32 dot_unsigned_quad(I32 sum, const int8_t* row, uint32_t quad) {
+    const __m256i numbers = _mm256_set1_epi32(int(quad)), ones = _mm256_set1_epi16(1);
+    const auto add_half = [=](__m256i half, const int8_t* quads) {
+        const __m256i columns = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quads));
+        const __m256i pairs = _mm256_maddubs_epi16(numbers, columns);
+        return _mm256_add_epi32(half, _mm256_madd_epi16(pairs, ones));
+    };
+    return {add_half(sum.low, row), add_half(sum.high, row + 32)};
+}
+// Encodes sixteen quantized activations for `dot_quads`: each four as numbers 0, 2, 1 and 3.
+inline void encode_i8(Int8Operand* out, const int8_t* q) {
+    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                        _mm256_cvtepi8_epi16(_mm_shuffle_epi8(numbers, order)));
 }
 // Encodes 32 floats for `dot_pairs`. Returns `sum` plus these numbers as they were rounded, two of
 // them in each lane.

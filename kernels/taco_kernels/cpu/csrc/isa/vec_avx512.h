@@ -270,6 +270,12 @@ inline F32 load_byte_of_quads(const int8_t* row, int64_t index) {
         _mm512_sllv_epi32(_mm512_loadu_si512(row), _mm512_set1_epi32(int(24 - 8 * index)));
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(upper, 24))};
 }
+// sum + the products of four unsigned numbers with each quad of a row; exact if only one of them is
+// not 0.
+inline I32 dot_unsigned_quad(I32 sum, const int8_t* row, uint32_t quad) {
+    const __m512i numbers = _mm512_set1_epi32(int(quad));
+    return {_mm512_dpbusd_epi32(sum.v, numbers, _mm512_loadu_si512(row))};
+}
 #ifndef __AMX_INT8__
 inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int) {
     int32_t quad;
@@ -277,8 +283,10 @@ inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int) {
     return {_mm512_dpbusd_epi32(sum.v, _mm512_set1_epi32(quad), row.v)};
 }
 #endif
-inline void encode_quad(Int8Operand* out, const int8_t* q) {
-    for (int i = 0; i < 4; ++i) out[i] = Int8Operand(q[i] + INT8_OFFSET);
+inline void encode_i8(Int8Operand* out, const int8_t* q) {
+    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    const __m128i offset = _mm_set1_epi8(int8_t(INT8_OFFSET));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_add_epi8(numbers, offset));
 }
 
 }  // namespace TACO_ISA

@@ -299,8 +299,14 @@ inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int) {
     }
     return sum;
 }
-inline void encode_quad(Int8Operand* out, const int8_t* q) {
-    for (int i = 0; i < 4; ++i) out[i] = Int8Operand(q[i] + INT8_OFFSET);
+inline I32 dot_unsigned_quad(I32 sum, const int8_t* row, uint32_t quad) {
+    for (int i = 0; i < LANES; ++i) {
+        for (int k = 0; k < 4; ++k) sum.v[i] += int32_t(quad >> 8 * k & 255) * row[4 * i + k];
+    }
+    return sum;
+}
+inline void encode_i8(Int8Operand* out, const int8_t* q) {
+    for (int i = 0; i < LANES; ++i) out[i] = Int8Operand(q[i] + INT8_OFFSET);
 }
 
 }  // namespace TACO_ISA

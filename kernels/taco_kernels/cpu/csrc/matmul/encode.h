@@ -16,7 +16,9 @@ struct FloatRow {
 
     template <class Body>
     void each(Body body) const {
-        for (int64_t i = 0; i < k; i += LANES) body(i, at(i), std::min<int64_t>(k - i, LANES));
+        int64_t i = 0;
+        for (; i + LANES <= k; i += LANES) body(i, load(values + i), int64_t(LANES));
+        if (i < k) body(i, at(i), k - i);
     }
 };
 

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 
 #include "isa/partial_vectors.h"
 #include "isa/vector_math.h"
@@ -25,103 +27,148 @@ constexpr int64_t INT8_PIECE = 64;
 // normal numbers, which have none.
 constexpr float OUTLIER_LIMIT = 8;
 
+// The smallest scale of activations: they are multiplied by its reciprocal.
+constexpr float SMALLEST_SCALE = std::numeric_limits<float>::min();
+
 // Scale of symmetric int8: the greatest absolute value becomes 127.
 inline float int8_scale(float greatest) { return greatest == 0 ? 1.0f : greatest / 127; }
 
-// The greatest values of a row above a limit, and the greatest magnitude of the others.
-class OutlierSearch {
-public:
-    OutlierSearch(float limit, RowScale& scale) : limit_(set1(limit)), scale_(scale) {}
-
-    // Takes the values from column k on, in order of k.
-    void take(int64_t k, F32 values) {
-        const F32 magnitudes = abs(values);
-        others_ = max(select_less(limit_, magnitudes, zero(), magnitudes), others_);
-        uint32_t above = less_bits(limit_, magnitudes);
-        if (!above) return;
-        float lanes[LANES];
-        store(lanes, magnitudes);
-        for (int lane = 0; above; ++lane, above >>= 1) {
-            if (above & 1) add(int32_t(k + lane), lanes[lane]);
-        }
-    }
-
-    float greatest_other() const { return std::max(reduce_max(others_), dropped_); }
-
-private:
-    void add(int32_t k, float magnitude) {
-        if (scale_.num_outliers == MAX_OUTLIERS) {
-            const int least =
-                int(std::min_element(magnitudes_, magnitudes_ + MAX_OUTLIERS) - magnitudes_);
-            if (magnitude <= magnitudes_[least]) {
-                dropped_ = std::max(dropped_, magnitude);
-                return;
-            }
-            dropped_ = std::max(dropped_, magnitudes_[least]);
-            std::copy(magnitudes_ + least + 1, magnitudes_ + MAX_OUTLIERS, magnitudes_ + least);
-            std::copy(scale_.outliers + least + 1, scale_.outliers + MAX_OUTLIERS,
-                      scale_.outliers + least);
-            --scale_.num_outliers;
-        }
-        magnitudes_[scale_.num_outliers] = magnitude;
-        scale_.outliers[scale_.num_outliers++] = {k, 0};
-    }
-
-    const F32 limit_;
-    RowScale& scale_;
-    F32 others_ = zero();
-    float dropped_ = 0;
-    float magnitudes_[MAX_OUTLIERS];
+// A row's outliers and their values.
+struct RowOutliers {
+    int32_t count = 0;
+    int32_t columns[MAX_OUTLIERS + 1];  // rising; the one past the last is beyond all columns
+    float values[MAX_OUTLIERS];         // later the low parts
 };
 
-// Sets the outliers' columns and the scale. `row` as in encode_i8_row.
+// The greatest values of a row above a limit.
+class OutlierCandidates {
+public:
+    // Values up to this are no outliers.
+    explicit OutlierCandidates(float limit) : limit_(limit) {}
+
+    // Takes those of the values from column k on whose bits are set in `lanes`, in order of k.
+    // Returns the limit, which may have risen. Never inlined, so that the caller's loop over all
+    // other values stays in registers.
+    __attribute__((noinline)) float take(int64_t k, F32 values, uint32_t lanes) {
+        float numbers[LANES];
+        store(numbers, values);
+        for (; lanes; lanes &= lanes - 1) {
+            if (count_ == MAX_CANDIDATES) keep_greatest();
+            const int lane = __builtin_ctz(lanes);
+            candidates_[count_++] = {numbers[lane], int32_t(k + lane)};
+        }
+        return limit_;
+    }
+
+    // Returns the greatest magnitude of those that are not among the outliers.
+    float finish(RowOutliers& found) {
+        if (count_ > MAX_OUTLIERS) keep_greatest();
+        for (int32_t i = 0; i < count_; ++i) {
+            found.columns[i] = candidates_[i].column;
+            found.values[i] = candidates_[i].value;
+        }
+        found.count = count_;
+        return dropped_;
+    }
+
+private:
+    struct Candidate {
+        float value;
+        int32_t column;
+
+        // Orders by magnitude, and equal ones by falling column.
+        uint64_t rank() const {
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof bits);
+            return uint64_t(bits & 0x7fffffff) << 32 | uint32_t(~column);
+        }
+    };
+    // Selecting the greatest of some takes long, so it is done for many at once.
+    static constexpr int32_t MAX_CANDIDATES = 4 * MAX_OUTLIERS;
+
+    // Drops all candidates but the greatest, and raises the limit to theirs.
+    void keep_greatest() {
+        uint64_t ranks[MAX_CANDIDATES];
+        for (int32_t i = 0; i < count_; ++i) ranks[i] = candidates_[i].rank();
+        uint64_t* const least = ranks + MAX_OUTLIERS - 1;
+        std::nth_element(ranks, least, ranks + count_, std::greater<>());
+        int32_t kept = 0;
+        for (int32_t i = 0; i < count_; ++i) {
+            const Candidate candidate = candidates_[i];
+            if (candidate.rank() >= *least) {
+                if (candidate.rank() == *least) limit_ = std::fabs(candidate.value);
+                candidates_[kept++] = candidate;
+            } else {
+                dropped_ = std::max(dropped_, std::fabs(candidate.value));
+            }
+        }
+        count_ = kept;
+    }
+
+    float limit_, dropped_ = 0;
+    int32_t count_ = 0;
+    Candidate candidates_[MAX_CANDIDATES];
+};
+
+// Finds a row's greatest values above a limit. Returns the greatest magnitude of the others.
 template <class Row>
-inline void choose_scale(const Row& row, int64_t k, RowScale& scale) {
+inline float find_outliers(const Row& row, float limit, RowOutliers& outliers) {
+    OutlierCandidates candidates(limit);
+    F32 others = zero(), limits = set1(limit);
+    row.each([&](int64_t i, F32 values, int64_t) {
+        const F32 magnitudes = abs(values);
+        const uint32_t above = less_bits(limits, magnitudes);
+        others = max(select_bits(above, zero(), magnitudes), others);
+        if (above) limits = set1(candidates.take(i, values, above));
+    });
+    return std::max(reduce_max(others), candidates.finish(outliers));
+}
+
+// Returns a row's scale, whose reciprocal is finite, and finds its outliers. `row` as in
+// quantize_row.
+template <class Row>
+inline float choose_scale(const Row& row, int64_t k, RowOutliers& outliers) {
     F32 greatest = zero(), sum = zero();
     row.each([&](int64_t, F32 values, int64_t) {
         const F32 magnitudes = abs(values);
         greatest = max(magnitudes, greatest);
         sum = add(sum, magnitudes);
     });
-    scale.num_outliers = 0;
     const float top = reduce_max(greatest), limit = OUTLIER_LIMIT * reduce_add(sum) / float(k);
-    if (!(top > limit)) {
-        scale.scale = int8_scale(top);
-        return;
-    }
-    OutlierSearch search(limit, scale);
-    row.each([&](int64_t i, F32 values, int64_t) { search.take(i, values); });
+    if (!(top > limit)) return std::max(int8_scale(top), SMALLEST_SCALE);
+    const float greatest_other = find_outliers(row, limit, outliers);
     // The high parts must stay below 128.
-    scale.scale = std::max(search.greatest_other() / 127, top / (127 * OUTLIER_STEP));
+    return std::max({greatest_other / 127, top / (127 * OUTLIER_STEP), SMALLEST_SCALE});
 }
 
-// Replaces outliers among the quantized values from column k on by their low parts, and sets their
-// high parts. Returns the number of outliers that were done before and now.
-inline int32_t split_outliers(int64_t k, F32& values, RowScale& scale, int32_t done) {
-    if (done == scale.num_outliers || scale.outliers[done].k >= k + LANES) return done;
-    float lanes[LANES];
-    store(lanes, values);
-    for (; done < scale.num_outliers && scale.outliers[done].k < k + LANES; ++done) {
-        Outlier& outlier = scale.outliers[done];
-        float& lane = lanes[outlier.k - k];
-        lane = std::nearbyint(lane);
-        outlier.high = std::nearbyint(lane / OUTLIER_STEP);
-        lane -= outlier.high * OUTLIER_STEP;
+// Splits outliers into low and high parts. The high ones are stored in `scale`.
+inline void split_outliers(RowOutliers& outliers, float factor, RowScale& scale) {
+    scale.num_outliers = outliers.count;
+    for (int32_t i = 0; i < outliers.count; ++i) {
+        const float whole = std::rint(outliers.values[i] * factor);
+        const float high = std::rint(whole / OUTLIER_STEP);
+        outliers.values[i] = whole - high * OUTLIER_STEP;
+        scale.outliers[i] = Outlier(outliers.columns[i], int32_t(high));
     }
-    values = load(lanes);
-    return done;
 }
 
-// Calls store(column, F32) with the quantized values of a row, sixteen columns at a time.
-// row.each(body) must call body(column, F32, number of columns) so, with zeros past the last.
+// Calls store(column, F32) with the quantized values of a row, sixteen columns at a time; outliers
+// have their low parts. row.each(body) must call body(column, F32, number of columns) so, with
+// zeros past the last.
 template <class Row, class Store>
 inline void quantize_row(const Row& row, int64_t k, RowScale& scale, Store store) {
-    choose_scale(row, k, scale);
-    const F32 divisor = set1(scale.scale);
+    RowOutliers outliers;
+    scale.scale = choose_scale(row, k, outliers);
+    const float factor = 1 / scale.scale;
+    split_outliers(outliers, factor, scale);
+    outliers.columns[outliers.count] = std::numeric_limits<int32_t>::max();
     int32_t done = 0;
     row.each([&](int64_t i, F32 values, int64_t) {
-        values = div(values, divisor);
-        done = split_outliers(i, values, scale, done);
+        values = mul(values, set1(factor));
+        for (; outliers.columns[done] < i + LANES; ++done) {
+            const uint32_t lane = 1u << (outliers.columns[done] - i);
+            values = select_bits(lane, set1(outliers.values[done]), values);
+        }
         store(i, values);
     });
 }
@@ -137,11 +184,11 @@ __attribute__((noinline)) void encode_i8_row_in_order(const Row& row, int64_t k,
         int8_t piece[INT8_PIECE];
         for (int64_t j = 0; j < INT8_PIECE; ++j) piece[j] = numbers[order.columns[i + j]];
         Int8Operand* operands = operand_at(out, i);
-        for (int64_t j = 0; j < INT8_PIECE; j += 4) encode_quad(operands + j, piece + j);
+        for (int64_t j = 0; j < INT8_PIECE; j += LANES) encode_i8(operands + j, piece + j);
     }
     Outlier* past = scale.outliers + scale.num_outliers;
     for (Outlier* outlier = scale.outliers; outlier < past; ++outlier) {
-        outlier->k = order.places[outlier->k];
+        *outlier = Outlier(order.places[outlier->k], outlier->high());
     }
     std::sort(scale.outliers, past, [](const Outlier& a, const Outlier& b) { return a.k < b.k; });
 }

@@ -11,31 +11,59 @@ namespace TACO_ISA {
 
 static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
 
-// The products of a row's outliers with a panel's columns, in units of OUTLIER_STEP. Exact without
-// codes: at most MAX_OUTLIERS products of whole numbers up to 128. Never inlined: few rows have
-// any.
-__attribute__((noinline)) inline F32 outlier_sums(const RowScale& scale, const Matrix& matrix,
-                                                  int64_t index) {
-    if (matrix.parts) return grouped_outlier_sums(scale, matrix.part_of(index), index);
-    constexpr int64_t GROUP = k_group(DType::i8);
-    const auto* panel = static_cast<const int8_t*>(matrix.panel(index));
-    F32 sums = zero();
+// Adds the products of a row's outliers with some adjacent int8 panels to the row's sums. Exact:
+// they are whole numbers. `sums`: of the first panel, `stride` from one panel to the next.
+template <int PANELS>
+inline void add_outliers(const RowScale& scale, const int8_t* panel, int64_t panel_bytes,
+                         int32_t* sums, int64_t stride) {
+    I32 highs[PANELS], units[PANELS];
+#pragma GCC unroll 8
+    for (int p = 0; p < PANELS; ++p) highs[p] = units[p] = zero_i32();
     for (int32_t i = 0; i < scale.num_outliers; ++i) {
         const Outlier& outlier = scale.outliers[i];
-        const F32 columns =
-            load_byte_of_quads(panel + outlier.k / GROUP * STEP_BYTES, outlier.k % GROUP);
-        sums = fma(set1(outlier.high), columns, sums);
+        const int8_t* quads = panel + uint32_t(outlier.k) / k_group(DType::i8) * STEP_BYTES;
+#pragma GCC unroll 8
+        for (int p = 0; p < PANELS; ++p) {
+            highs[p] = dot_unsigned_quad(highs[p], quads + p * panel_bytes, outlier.quad);
+            units[p] = dot_unsigned_quad(units[p], quads + p * panel_bytes, outlier.unit);
+            keep(highs[p]);
+            keep(units[p]);
+        }
     }
-    return sums;
+    static_assert(Outlier::OFFSET == 1 << 7 && OUTLIER_STEP == (1 << 8) - (1 << 1));
+#pragma GCC unroll 8
+    for (int p = 0; p < PANELS; ++p) {
+        const I32 high = sub(highs[p], shift_left<7>(units[p]));
+        const I32 product = sub(shift_left<8>(high), shift_left<1>(high));
+        store_i32(sums + p * stride, add(load_i32(sums + p * stride), product));
+    }
 }
 
-// The sums of a block as floats, sixteen columns at a time, with scales and bias applied. Copies
-// what it needs, so that these stay in registers while a tile product writes memory.
+// Likewise for any number of panels. Never inlined: few rows have outliers.
+__attribute__((noinline)) inline void add_outliers(const RowScale& scale, const int8_t* panel,
+                                                   int64_t panel_bytes, int64_t num_panels,
+                                                   int32_t* sums, int64_t stride) {
+    // Two sums of each panel at once, in registers.
+    constexpr int MOST = MAX_ACCUMULATORS > 16 ? 8 : 4;
+    const auto add_next = [&](auto panels) {
+        for (; num_panels >= panels; num_panels -= panels) {
+            add_outliers<panels>(scale, panel, panel_bytes, sums, stride);
+            panel += panels * panel_bytes;
+            sums += panels * stride;
+        }
+    };
+    add_next(std::integral_constant<int, MOST>());
+    add_next(std::integral_constant<int, 2>());
+    add_next(std::integral_constant<int, 1>());
+}
+
+// The sums of a block as floats, sixteen columns at a time, with scales and bias applied. The
+// outliers of a row must have been added before its values are read. Copies what it needs, so that
+// these stay in registers while a tile product writes memory.
 class BlockValues {
 public:
     BlockValues() = default;
-    BlockValues(const Matrix& matrix, const RowScale* row_scales, const Block& block,
-                const void* sums)
+    BlockValues(const Matrix& matrix, const RowScale* row_scales, const Block& block, void* sums)
         : is_int8_(matrix.type == DType::i8),
           first_row_(block.rows.begin),
           first_panel_(block.panels.begin),
@@ -43,14 +71,24 @@ public:
           sums_(sums),
           row_scales_(row_scales),
           matrix_(&matrix),
+          data_(static_cast<const int8_t*>(matrix.data)),
+          panel_bytes_(matrix.panel_bytes()),
           scales_(matrix.scales),
           column_sums_(matrix.column_sums),
           bias_(matrix.bias) {}
 
-    // Row and panel are counted from the first of the rows and of the matrix.
+    // Called once for each row. Row and panels are counted from the first of the rows and of the
+    // matrix.
+    void add_outliers(int64_t row, Range panels) const {
+        if (!is_int8_ || !scales_ || row_scales_[row].num_outliers == 0) return;
+        TACO_ISA::add_outliers(
+            row_scales_[row], data_ + panels.begin * panel_bytes_, panel_bytes_, panels.size(),
+            static_cast<int32_t*>(sums_) + index_of(row, panels.begin), sums_stride_);
+    }
+
     F32 at(int64_t row, int64_t panel) const {
         const int64_t column = panel * PANEL;
-        const int64_t index = (panel - first_panel_) * sums_stride_ + (row - first_row_) * PANEL;
+        const int64_t index = index_of(row, panel);
         F32 value;
         if (is_int8_) {
             const RowScale& row_scale = row_scales_[row];
@@ -64,9 +102,11 @@ public:
                 scale = mul(scale, load(scales_ + column));
             } else {  // codes, whose sums have the scales of groups
                 value = load(static_cast<const float*>(sums_) + index);
-            }
-            if (row_scale.num_outliers) {
-                value = fma(outlier_sums(row_scale, *matrix_, panel), set1(OUTLIER_STEP), value);
+                if (row_scale.num_outliers) {
+                    const CodePart& part = matrix_->part_of(panel);
+                    value = fma(grouped_outlier_sums(row_scale, part, panel), set1(OUTLIER_STEP),
+                                value);
+                }
             }
             value = mul(value, scale);
         } else {
@@ -76,11 +116,17 @@ public:
     }
 
 private:
+    int64_t index_of(int64_t row, int64_t panel) const {
+        return (panel - first_panel_) * sums_stride_ + (row - first_row_) * PANEL;
+    }
+
     bool is_int8_ = false;
     int64_t first_row_ = 0, first_panel_ = 0, sums_stride_ = 0;
-    const void* sums_ = nullptr;
+    void* sums_ = nullptr;
     const RowScale* row_scales_ = nullptr;
     const Matrix* matrix_ = nullptr;
+    const int8_t* data_ = nullptr;
+    int64_t panel_bytes_ = 0;
     const float* scales_ = nullptr;
     const int32_t* column_sums_ = nullptr;
     const float* bias_ = nullptr;
@@ -113,7 +159,7 @@ public:
     static constexpr bool IS_LIGHT = KIND != RowEpilogue::other;
 
     BlockRows() = default;
-    BlockRows(const Product& product, const Block& block, const void* sums)
+    BlockRows(const Product& product, const Block& block, void* sums)
         : values_(product.matrix, product.rows.scales, block, sums),
           panels_(block.panels),
           is_gated_(product.epilogue == Epilogue::gate_mul),
@@ -128,6 +174,7 @@ public:
 
     // The row is counted from the first of the rows.
     void operator()(int64_t row) const {
+        values_.add_outliers(row, panels_);
         if (is_gate_silu(KIND) || (KIND == RowEpilogue::other && is_gated_)) {
             for (int64_t panel = panels_.begin; panel < panels_.end; panel += 2) {
                 write(row, panel / 2 * PANEL,
@@ -194,7 +241,7 @@ inline void with_row_epilogue(const Product& product, Body body) {
     }
 }
 
-inline void finish_block(const Product& product, const Block& block, const void* sums) {
+inline void finish_block(const Product& product, const Block& block, void* sums) {
     with_row_epilogue(product, [&](auto kind) {
         const BlockRows<kind> rows(product, block, sums);
         for (int64_t row = block.rows.begin; row < block.rows.end; ++row) rows(row);

@@ -50,6 +50,8 @@ public:
     LogitValues(BlockValues values, const LogitTransform& transform)
         : values_(values), transform_(transform) {}
 
+    // As BlockValues.
+    void add_outliers(int64_t row, Range panels) const { values_.add_outliers(row, panels); }
     F32 at(int64_t row, int64_t panel) const {
         return transformed(values_.at(row, panel), transform_);
     }
@@ -135,9 +137,10 @@ inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matr
         for (int64_t row = 0; row < rows.count; ++row) ranks[row].store(0);
     }
     thread.barrier();
-    const auto finish = [&](const Block& block, const void* sums) {
+    const auto finish = [&](const Block& block, void* sums) {
         const LogitValues values(BlockValues(matrix, rows.scales, block, sums), wanted.transform);
         for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+            values.add_outliers(row, block.panels);
             const uint64_t rank = best_rank(values, block, row, matrix.n, wanted.masks.mask(row));
             uint64_t seen = ranks[row].load(std::memory_order_relaxed);
             while (seen < rank &&

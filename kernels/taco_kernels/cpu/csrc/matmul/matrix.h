@@ -69,10 +69,19 @@ enum class Epilogue : int32_t {
 };
 
 // One value of a row of int8 operands that needs 16 bits: its operand is `x / scale` less
-// OUTLIER_STEP * high.
+// OUTLIER_STEP * high, where high is a whole number from -127 to 127.
 struct Outlier {
-    int32_t k;
-    float high;  // whole, from -127 to 127
+    static constexpr int32_t OFFSET = 128;  // so that products take high as an unsigned number
+
+    int32_t k = 0;
+    // Bytes that are multiplied with the quad of columns around k: byte k % 4 is high + OFFSET, and
+    // 1 in `unit`. The others are 0.
+    uint32_t quad = 0, unit = 0;
+
+    Outlier() = default;
+    Outlier(int32_t k, int32_t high)
+        : k(k), quad(uint32_t(high + OFFSET) << 8 * (k % 4)), unit(1u << 8 * (k % 4)) {}
+    int32_t high() const { return int32_t(quad >> 8 * (k % 4)) - OFFSET; }
 };
 
 // Values of a row that may be outliers.

@@ -97,7 +97,7 @@ void run_block(const Rows& rows, const Matrix& matrix, const Blocking& blocking,
                const void* next, Finish finish) {
     const Block block = block_of(rows, matrix, blocking, index, next);
     if (is_grouped_int8(matrix)) {
-        return finish(block, static_cast<const void*>(sum_grouped(matrix, block)));
+        return finish(block, static_cast<void*>(sum_grouped(matrix, block)));
     }
     alignas(64) char sums[MAX_BLOCK_SUMS * PANEL * 4];
     if (matrix.segments > 1) {
@@ -105,7 +105,7 @@ void run_block(const Rows& rows, const Matrix& matrix, const Blocking& blocking,
     } else {
         sum_block(matrix.type, block, sums);
     }
-    finish(block, static_cast<const void*>(sums));
+    finish(block, static_cast<void*>(sums));
 }
 
 // Computes one block of a product that is finished by quads.
@@ -122,7 +122,7 @@ inline void multiply_block(const Product& product, const Blocking& blocking, int
     }
 #endif
     run_block(product.rows, matrix, blocking, index, next,
-              [&](const Block& block, const void* sums) { finish_block(product, block, sums); });
+              [&](const Block& block, void* sums) { finish_block(product, block, sums); });
 }
 
 // Calls body(index, next) for the blocks, where `next` is memory that the thread likely reads after

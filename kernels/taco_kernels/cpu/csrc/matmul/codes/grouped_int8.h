@@ -117,8 +117,10 @@ private:
     const char* data_;
 };
 
-// The products of a row's outliers with a panel's rows, in units of OUTLIER_STEP.
-inline F32 grouped_outlier_sums(const RowScale& scale, const CodePart& part, int64_t panel) {
+// The products of a row's outliers with a panel's rows, in units of OUTLIER_STEP. Never inlined:
+// few rows have any.
+__attribute__((noinline)) inline F32 grouped_outlier_sums(const RowScale& scale,
+                                                          const CodePart& part, int64_t panel) {
     const PanelGroups groups(part, panel);
     const int64_t columns = part.group_columns();
     F32 sums = zero();
@@ -127,10 +129,9 @@ inline F32 grouped_outlier_sums(const RowScale& scale, const CodePart& part, int
         const int64_t index = outlier.k / columns;
         const GroupScales group = groups.scales(index);
         const F32 numbers = groups.numbers(index, outlier.k % columns);
-        sums = fma(mul(set1(outlier.high), numbers), group.scale, sums);
-        if (part.offset == GroupOffset::minimum) {
-            sums = fma(set1(-outlier.high), group.offset, sums);
-        }
+        const auto high = float(outlier.high());
+        sums = fma(mul(set1(high), numbers), group.scale, sums);
+        if (part.offset == GroupOffset::minimum) sums = fma(set1(-high), group.offset, sums);
     }
     return sums;
 }

@@ -242,7 +242,7 @@ private:
         }
     }
 
-    Grouped rows_of(const Block& quad, const GroupSums& at) const {
+    Grouped rows_of(const Block& quad, const GroupSums& at) {
         if constexpr (Grouped::FINISHES) {
             return {Rows(*product_, quad, quads_[turn_]), at};
         } else {
@@ -290,7 +290,7 @@ private:
 };
 
 // Computes the sums of a block in the thread's memory: floats, without the scales of rows.
-inline const float* sum_grouped(const Matrix& matrix, const Block& block) {
+inline float* sum_grouped(const Matrix& matrix, const Block& block) {
     const GroupedMemory memory(block, block.panels.size());
     GroupedTileBlock<NoRows>(matrix, block, nullptr, memory, ceil_div(matrix.k, STEP_K)).run();
     return memory.sums;

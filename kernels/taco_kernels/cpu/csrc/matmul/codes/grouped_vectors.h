@@ -361,7 +361,7 @@ private:
 };
 
 // Computes the sums of a block in the thread's memory: floats, without the scales of rows.
-inline const float* sum_grouped(const Matrix& matrix, const Block& block) {
+inline float* sum_grouped(const Matrix& matrix, const Block& block) {
     const int64_t sums_bytes = block.panels.size() * block.sums_stride() * int64_t(sizeof(float));
     void* memory = thread_memory(sums_bytes + SignedRows::bytes(block.rows.size(), matrix.k));
     auto* sums = static_cast<float*>(memory);
