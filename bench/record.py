@@ -10,9 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from taco_kernels.library import instruction_set
 from taco_llm.bench.environment import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
+INSTRUCTION_SETS = {
+    "amx": "AMX",
+    "avx512_bf16": "AVX-512 BF16",
+    "avx512": "AVX-512",
+    "avx2": "AVX2",
+}
 
 
 def save(name: str, figures: Mapping[str, Any]) -> Path:
@@ -20,6 +27,27 @@ def save(name: str, figures: Mapping[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     write(path, describe() | {"figures": figures})
     return path
+
+
+def save_by_isa(name: str, figures: Mapping[str, Any]) -> Path:
+    """Writes `results/<name>.<isa>.json`; returns its path.
+
+    For figures that depend on the instruction set of the CPU kernels, so that results of machines
+    with and without AMX are kept side by side.
+    """
+    return save(f"{name}.{instruction_set()}", figures)
+
+
+def by_isa(results: Path, name: str) -> dict[str, dict[str, Any]]:
+    """Returns the records that `save_by_isa` wrote in a folder, the best instruction set first."""
+    paths = {isa: results / f"{name}.{isa}.json" for isa in INSTRUCTION_SETS}
+    return {isa: json.loads(path.read_text()) for isa, path in paths.items() if path.exists()}
+
+
+def read_best(results: Path, name: str) -> dict[str, Any]:
+    """Returns the record of that name; of records by instruction set, that of the best set."""
+    records = list(by_isa(results, name).values())
+    return records[0] if records else json.loads((results / f"{name}.json").read_text())
 
 
 def describe() -> dict[str, Any]:

@@ -251,7 +251,7 @@ def main() -> None:
             write_tokenizer(Path(folder), number_tokenizer(vocab_size))
         figures = asyncio.run(run(args, Path(folder)))
     if args.save:
-        print(record.save("host_work", {"microseconds_per_step": figures}))
+        print(record.save_by_isa("host_work", {"microseconds_per_step": figures}))
 
 
 def _leave_out_logprobs() -> None:

@@ -339,7 +339,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="tokens per answer")
     parser.add_argument("--quantization", choices=("int8",))
     parser.add_argument("--served", action="store_true", help="measure servers over HTTP")
-    parser.add_argument("--save", metavar="NAME", help="keep the figures in results/NAME.json")
+    parser.add_argument("--save", metavar="NAME", help="keep the figures in results/NAME.ISA.json")
     args = parser.parse_args()
     common = {"quantization": args.quantization} if args.quantization else {}
     figures: dict[str, Any] = {}
@@ -352,7 +352,7 @@ def main() -> None:
             print(f"{label}, {drafter}", flush=True)
             figures.setdefault(label, {})[drafter] = compare(workload, drafter, args, common)
     if args.save:
-        print(record.save(args.save, figures))
+        print(record.save_by_isa(args.save, figures))
 
 
 if __name__ == "__main__":

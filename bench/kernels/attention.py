@@ -105,7 +105,7 @@ def main() -> None:
                 figures["calls"].append(call)
                 show(call)
     if args.save:
-        record.save("cpu_attention", figures)
+        record.save_by_isa("cpu_attention", figures)
 
 
 def chosen_calls(

@@ -65,7 +65,7 @@ def main() -> None:
                 figures["products"].append(product := {"matrix": name, **line})
                 show(product)
     if args.save:
-        record.save("cpu_codes", figures)
+        record.save_by_isa("cpu_codes", figures)
 
 
 def matrices_by_format(

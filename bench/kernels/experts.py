@@ -79,7 +79,7 @@ def main() -> None:
                 figures["layers"].append(layer)
                 show(layer)
     if args.save:
-        record.save("cpu_experts", figures)
+        record.save_by_isa("cpu_experts", figures)
 
 
 def measure(

@@ -22,7 +22,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import numpy as np
 import psutil
 
-from bench.record import save
+from bench.record import save_by_isa
 from taco_kernels.library import load
 from taco_kernels.native.lookahead import CacheOptions, IntArray, LookaheadCache
 from taco_worker.speculation.lookahead.acceptance_priors import class_priors
@@ -273,7 +273,7 @@ def main() -> None:
         for name, value in found.items():
             print(f"    {name:48}{value:10.3f}", flush=True)
     if arguments.save:
-        print(save("lookahead", figures))
+        print(save_by_isa("lookahead", figures))
 
 
 if __name__ == "__main__":

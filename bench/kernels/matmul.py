@@ -81,7 +81,7 @@ def main() -> None:
                     figures["products"].append(product)
                     show(product)
     if args.save:
-        record.save("cpu_matmul", figures)
+        record.save_by_isa("cpu_matmul", figures)
 
 
 def add_product_flags(parser: argparse.ArgumentParser, row_counts: Sequence[int]) -> None:

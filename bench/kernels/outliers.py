@@ -70,7 +70,7 @@ def main() -> None:
                     print("  ".join(f"{key} {value}" for key, value in product.items()), flush=True)
     if args.save:
         figures = {"isa": kernels.isa, "threads": args.threads, "products": products}
-        record.save(f"cpu_outliers.{kernels.isa}", figures)
+        record.save_by_isa("cpu_outliers", figures)
 
 
 def plant(rows: Tensor, count: int, *, same_columns: bool) -> Tensor:

@@ -75,7 +75,7 @@ def main() -> None:
         sys.exit(f"roofline: {error}")
     print(json.dumps(figures, indent=2))
     if args.save:
-        record.save("roofline", figures)
+        record.save_by_isa("roofline", figures)
 
 
 def measure(threads: int) -> Roofline:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.record import save
+from bench.record import save_by_isa
 from taco_kernels.library import CpuKernels, load
 from taco_kernels.sampling_metadata import SamplingMetadata
 from taco_worker.sampling.cpu_ops import CpuSampling
@@ -118,7 +118,7 @@ def main() -> None:
                 columns = "".join(f"{value:10.3f}" for value in found.values())
                 print(f"{shape:8}{num_rows:5}  {name:20}{columns}", flush=True)
     if arguments.save:
-        print(save("cpu_sampling", figures))
+        print(save_by_isa("cpu_sampling", figures))
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ class ComparisonRun:
             if verdict.workload == name:
                 print(_line(verdict), flush=True)
         if self._save_as:
-            record.save(self._save_as, self.figures)
+            record.save_by_isa(self._save_as, self.figures)
 
 
 def say(line: str) -> None:
@@ -166,7 +166,7 @@ def _parse_args() -> argparse.Namespace:
         "64x16-512/16-256, 32x512+32/32 (shared + own prompt tokens / output tokens)",
     )
     parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--save", metavar="NAME", help="write bench/results/NAME.json")
+    parser.add_argument("--save", metavar="NAME", help="write bench/results/NAME.ISA.json")
     return parser.parse_args()
 
 

@@ -70,13 +70,16 @@ class Limit:
 
 GOALS = (
     Goal("taco", "single", "tpot_ms", 0.85),
-    Goal("taco-int8", "single", "tpot_ms", 0.75),
+    Goal("taco-int8", "single", "tpot_ms", 0.7),
     Goal("taco", "single", "ttft_ms", 0.55),
     Goal("taco", "long", "ttft_ms", 0.45),
-    Goal("taco", "batch", "tokens_per_s", 1.6),
-    Goal("taco-int8", "batch", "tokens_per_s", 2.2),
+    Goal("taco-int8", "long", "ttft_ms", 0.35),
+    Goal("taco", "batch", "tokens_per_s", 1.65),
+    Goal("taco-int8", "batch", "tokens_per_s", 2.7),
     Goal("taco", "mixed", "tokens_per_s", 1.6),
-    Goal("taco", "prefix", "seconds", 0.7),
+    Goal("taco-int8", "mixed", "tokens_per_s", 2.4),
+    Goal("taco", "prefix", "seconds", 0.6),
+    Goal("taco-int8", "prefix", "seconds", 0.4),
     Goal("taco", "json", "tokens_per_s", 1.5),
     Goal("taco", "json-single", "tpot_ms", 0.67),
     Goal("taco-http", "batch", "tokens_per_s", 0.92, against="taco"),
@@ -91,8 +94,8 @@ SHAPE_GOALS = {
     ),
 }
 LIMITS = {
-    ("taco", "start"): Limit(4.0, "s"),
-    ("taco-http", "start"): Limit(4.0, "s"),
+    ("taco", "start"): Limit(1.6, "s"),
+    ("taco-http", "start"): Limit(1.6, "s"),
     ("taco", "memory"): Limit(400.0, "MB"),
 }
 

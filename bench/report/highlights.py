@@ -1,10 +1,11 @@
 """The README's table: five figures of bench/results, losses included, with machine and interval."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.record import read_best
 
 Record = dict[str, Any]
 
@@ -90,7 +91,7 @@ def highlights_table(results: Path) -> Iterator[str]:
     yield "| figure | TACO | beside | ratio, or range | machine |"
     yield "|---|---|---|---|---|"
     for highlight in HIGHLIGHTS:
-        record = json.loads((results / f"{highlight.result}.json").read_text())
+        record = read_best(results, highlight.result)
         cells = (highlight.what, *highlight.show(record["figures"]), _machine(record))
         yield f"| {' | '.join(cells)} |"
 

@@ -1,9 +1,9 @@
-"""Makes the table of how fast quantized models are, from bench/results/peers_quantized.json."""
+"""Makes the table of how fast quantized models are, from the results `peers_quantized`."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.record import read_best
 from bench.report.wrapping import wrapped
 
 _ENGINES: Mapping[str, tuple[str, str]] = {
@@ -22,7 +22,7 @@ _ENGINES: Mapping[str, tuple[str, str]] = {
 
 def quantized_speed_table(results: Path) -> Iterator[str]:
     """Yields each engine and format: one stream, medians, then how they were measured."""
-    record = json.loads((results / "peers_quantized.json").read_text())
+    record = read_best(results, "peers_quantized")
     figures, machine = record["figures"], record["machine"]
     prompt = figures["workloads"]["long"]["figures"]["ttft_ms"]["medians"]
     token = figures["workloads"]["single"]["figures"]["tpot_ms"]["medians"]

@@ -115,7 +115,9 @@ def write_plot(results: Path, path: Path) -> None:
 
 
 def _records(results: Path) -> list[Record]:
-    return [json.loads(path.read_text()) for path in sorted(results.glob("speculation*.json"))]
+    """Runs on one instruction set follow each other."""
+    paths = sorted(results.glob("speculation*.json"), key=lambda path: path.name.split(".")[::-1])
+    return [json.loads(path.read_text()) for path in paths]
 
 
 if __name__ == "__main__":

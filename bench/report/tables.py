@@ -10,13 +10,14 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.peers.comparison import Verdict, verdicts
 from bench.peers.workloads import Length, parse
+from bench.record import INSTRUCTION_SETS, by_isa, read_best
 from bench.report.highlights import highlights_table
 from bench.report.quality import formats_quality_table, int8_choices_table, perplexity_table
 from bench.report.quantized_speed import quantized_speed_table
@@ -185,16 +186,26 @@ def with_tables(text: str, results: Path) -> str:
 def parts_table(results: Path) -> Iterator[str]:
     yield from ("| what | measured | `python -m …` |", "|---|---|---|")
     for row in PARTS:
-        record = _read(results / f"{row.result}.json")
+        record = read_best(results, row.result)
         yield f"| {row.what} | {row.show(record['figures'])} | `{_command(record)}` |"
 
 
 def peers_table(results: Path) -> Iterator[str]:
-    """Yields the table of all runs with other engines: the files `peers*.json`."""
-    records = [_read(path) for path in sorted(results.glob("peers*.json"))]
-    if not records:
+    """Yields a table of the runs with other engines on each instruction set: the files
+    `peers*.ISA.json`.
+    """
+    runs = {isa: sorted(results.glob(f"peers*.{isa}.json")) for isa in INSTRUCTION_SETS}
+    if not any(runs.values()):
         yield "No run has been recorded yet."
         return
+    for isa, paths in runs.items():
+        if paths:
+            yield from (f"### {INSTRUCTION_SETS[isa]}", "")
+            yield from _peers_of_isa([_read(path) for path in paths])
+            yield ""
+
+
+def _peers_of_isa(records: Sequence[Record]) -> Iterator[str]:
     yield "| workload | figure | engine | TACO | peer | ratio (95% interval) | goal | | run |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for number, record in enumerate(records, 1):
@@ -207,33 +218,43 @@ def peers_table(results: Path) -> Iterator[str]:
 
 
 def roofline_table(results: Path) -> Iterator[str]:
-    path = results / "roofline.json"
-    if not path.exists():
-        yield "No roofline has been recorded yet."
-        return
-    figures = _read(path)["figures"]
-    yield f"| limit | 1 thread | {figures['threads']} threads |"
-    yield "|---|---|---|"
-    rate = figures["read_gb_per_s"]
-    yield f"| memory read, GB/s | {rate['one_thread']:.1f} | {rate['all_threads']:.1f} |"
-    for name, peak in figures["peak_gops"].items():
-        label = name.replace("_", " ").upper()
-        yield f"| {label}, GFLOP/s | {peak['one_thread']:,.0f} | {peak['all_threads']:,.0f} |"
+    yield "| machine | limit | 1 thread | all threads |"
+    yield "|---|---|---|---|"
+    for isa, record in by_isa(results, "roofline").items():
+        figures = record["figures"]
+        limits = {"memory read, GB/s": figures["read_gb_per_s"]} | {
+            f"{name.replace('_', ' ').upper()}, GFLOP/s": peak
+            for name, peak in figures["peak_gops"].items()
+        }
+        name = f"{record['machine']['cpu']}, {INSTRUCTION_SETS[isa]}, {figures['threads']} threads"
+        for limit, found in limits.items():
+            one, every = (_number(found[key]) for key in ("one_thread", "all_threads"))
+            yield f"| {name} | {limit} | {one} | {every} |"
 
 
 def experts_table(results: Path) -> Iterator[str]:
-    """Yields the grouped product of a mixture's experts by rows, a line for each shape and type."""
-    layers = _read(results / "cpu_experts.json")["figures"]["layers"]
+    """Yields the grouped product of a mixture's experts by rows, a line for each instruction set,
+    shape and type.
+    """
+    layers = [
+        {"isa": INSTRUCTION_SETS[isa], **layer}
+        for isa, record in by_isa(results, "cpu_experts").items()
+        for layer in record["figures"]["layers"]
+    ]
     rows = sorted({layer["rows"] for layer in layers})
     yield f"| shape, weights | {' | '.join(f'{count:,}' for count in rows)} |"
     yield f"|---|{'---|' * len(rows)}"
-    for model, kind in dict.fromkeys((layer["model"], layer["type"]) for layer in layers):
+    for key in dict.fromkeys(map(_of_experts, layers)):
         cells = {
             layer["rows"]: f"{layer['of_dense']:.2f} ({layer['share']:.2f})"
             for layer in layers
-            if (layer["model"], layer["type"]) == (model, kind)
+            if _of_experts(layer) == key
         }
-        yield f"| {model}, {kind} | {' | '.join(cells[count] for count in rows)} |"
+        yield f"| {', '.join(key)} | {' | '.join(cells.get(count, '–') for count in rows)} |"
+
+
+def _of_experts(layer: Record) -> tuple[str, str, str]:
+    return layer["model"], layer["type"], layer["isa"]
 
 
 def _peers_row(verdict: Verdict, shape: str, run: int) -> str:
@@ -286,12 +307,10 @@ def _number(value: float) -> str:
 
 def _run_note(record: Record) -> str:
     figures, machine = record["figures"], record["machine"]
-    # The sets are in the order of their age, and the last includes the others.
-    newest = next(reversed(machine.get("vector_sets", ())), "unknown vector sets")
     peers = ", ".join(name for name in figures["engines"] if not name.startswith("taco"))
     return (
         f"{record['date']}, {machine['cpu']} with {figures['threads']} threads of "
-        f"{machine['cores']} cores ({newest}), {figures['model']}, {figures['pairs']} pairs; "
+        f"{machine['cores']} cores, {figures['model']}, {figures['pairs']} pairs; "
         f"peers: {peers or 'none'}."
     )
 

@@ -109,7 +109,7 @@ def main() -> None:
     if args.save:
         name = "cpu_step" if args.shape == "qwen2-0.5b" else f"cpu_step_{args.shape}"
         suffix = f"_{args.quantization}" if args.quantization else ""
-        record.save(f"{name}{suffix}", figures_and_bound)
+        record.save_by_isa(f"{name}{suffix}", figures_and_bound)
 
 
 def load_worker(shape: str, quantization: str | None, kv_cache_dtype: str) -> Worker:

@@ -43,7 +43,7 @@ def results(tmp_path: Path) -> Path:
             },
         },
     }
-    (tmp_path / "peers_bf16.json").write_text(json.dumps(record))
+    (tmp_path / "peers_bf16.avx512.json").write_text(json.dumps(record))
     return tmp_path
 
 
@@ -63,7 +63,7 @@ def test_the_speed_of_quantized_models(tmp_path: Path) -> None:
             "workloads": workloads,
         },
     }
-    (tmp_path / "peers_quantized.json").write_text(json.dumps(record))
+    (tmp_path / "peers_quantized.avx2.json").write_text(json.dumps(record))
     lines = list(quantized_speed_table(tmp_path))
     assert lines[2:4] == [
         "| TACO | `--quantization int8` | 21 | 21.0 |",
@@ -74,12 +74,13 @@ def test_the_speed_of_quantized_models(tmp_path: Path) -> None:
 
 def test_a_row_of_a_run(results: Path) -> None:
     lines = list(peers_table(results))
-    assert lines[2] == (
+    assert lines[0] == "### AVX-512"
+    assert lines[4] == (
         "| 1 stream, 128 in / 128 out | TPOT, ms | taco | 38.0 | 45.0 (openvino, best of 2) "
         "| 0.84 (0.80–0.89) | ≤ 0.85 | met | 1 |"
     )
-    assert lines[-1] == (
-        "1. 2026-11-21, AMD EPYC with 2 threads of 2 cores (avx512f), qwen2-0.5b, 3 pairs; "
+    assert lines[-2] == (
+        "1. 2026-11-21, AMD EPYC with 2 threads of 2 cores, qwen2-0.5b, 3 pairs; "
         "peers: vllm, openvino."
     )
 
@@ -92,14 +93,14 @@ def test_one_peer_is_not_called_the_best(results: Path) -> None:
     figures["workloads"]["single"]["figures"]["tpot_ms"]["medians"].pop("vllm")
     path.write_text(json.dumps(record))
     lines = list(peers_table(results))
-    assert "| 45.0 (openvino) |" in lines[2]
-    assert lines[-1].endswith("peers: openvino.")
+    assert "| 45.0 (openvino) |" in lines[4]
+    assert lines[-2].endswith("peers: openvino.")
 
 
 def test_only_text_between_the_marks_is_replaced(results: Path) -> None:
     page = "before\n<!-- table: peers -->\nold\n<!-- end of table -->\nafter | cells |\n"
     written = with_tables(page, results)
-    assert written.startswith("before\n<!-- table: peers -->\n\n| workload |")
+    assert written.startswith("before\n<!-- table: peers -->\n\n### AVX-512\n\n| workload |")
     assert written.endswith("\n\n<!-- end of table -->\nafter | cells |\n")
     assert "old" not in written
     assert with_tables(written, results) == written
