@@ -39,12 +39,11 @@ inline void add_outliers(const RowScale& scale, const int8_t* panel, int64_t pan
     }
 }
 
-// Likewise for any number of panels. Never inlined: few rows have outliers.
+// Likewise for any number of panels. Never inlined: rows without outliers do not pay for its
+// registers.
 __attribute__((noinline)) inline void add_outliers(const RowScale& scale, const int8_t* panel,
                                                    int64_t panel_bytes, int64_t num_panels,
                                                    int32_t* sums, int64_t stride) {
-    // Two sums of each panel at once, in registers.
-    constexpr int MOST = MAX_ACCUMULATORS > 16 ? 8 : 4;
     const auto add_next = [&](auto panels) {
         for (; num_panels >= panels; num_panels -= panels) {
             add_outliers<panels>(scale, panel, panel_bytes, sums, stride);
@@ -52,7 +51,8 @@ __attribute__((noinline)) inline void add_outliers(const RowScale& scale, const 
             sums += panels * stride;
         }
     };
-    add_next(std::integral_constant<int, MOST>());
+    // As many as have two sums each in registers.
+    if constexpr (MAX_ACCUMULATORS > 16) add_next(std::integral_constant<int, 8>());
     add_next(std::integral_constant<int, 2>());
     add_next(std::integral_constant<int, 1>());
 }
