@@ -6,13 +6,14 @@ A bar is the median of the runs, the line across its end reaches from the lowest
 The ratio is TACO / peer over pairs of neighbouring runs, with its 95% interval.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.peers.goals import best
 from bench.pictures.svg import SANS, SCHEMES, Scheme, document, element, text
+from bench.record import read_best
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -23,7 +24,12 @@ _TOP, _BAR, _BAR_GAP, _GROUP_GAP = 78, 15, 6, 22
 _LABELS = 122  # pixels for the engines' names, left of the bars
 _VALUES = 66  # pixels for the figures, right of the longest bar
 
-_NAMES = {"taco": "TACO", "openvino": "OpenVINO", "vllm": "vLLM"}
+_NAMES = {
+    "taco": "TACO",
+    "openvino": "OpenVINO",
+    "vllm": "vLLM",
+    "llama": "llama.cpp",
+}
 _WEIGHTS = {8: "int8", 16: "bf16", 32: "fp32"}
 
 
@@ -35,7 +41,7 @@ class Group:
         title: of the group of bars.
         result: name of the file, without its ending.
         workload, figure: where the values are in that file.
-        engines: the ratio is the first one's figure over the last one's.
+        engines: the ratio is the first one's figure over that of the best of the others.
     """
 
     title: str
@@ -53,50 +59,24 @@ class Panel:
     groups: tuple[Group, ...]
 
 
+_BF16, _INT8 = ("taco", "openvino", "vllm"), ("taco-int8", "openvino-int8")
 PANELS = (
     Panel(
-        "Milliseconds per token, one stream (less is better)",
+        "Milliseconds, one stream (less is better)",
         (
-            Group(
-                "bf16 weights",
-                "peers_bf16_latency",
-                "single",
-                "tpot_ms",
-                ("taco", "openvino"),
-            ),
-            Group(
-                "int8 weights",
-                "peers_int8_latency",
-                "single",
-                "tpot_ms",
-                ("taco-int8", "openvino-int8"),
-            ),
-            Group(
-                "vLLM in fp32: its bf16 needs AVX-512",
-                "peers_vllm",
-                "single",
-                "tpot_ms",
-                ("taco", "vllm-fp32"),
-            ),
+            Group("a token, bf16 weights", "peers_latency", "single", "tpot_ms", _BF16),
+            Group("a token, int8 weights", "peers_latency", "single", "tpot_ms", _INT8),
+            Group("128 tokens to the first one, bf16", "peers_latency", "single", "ttft_ms", _BF16),
+            Group("the same, int8", "peers_latency", "single", "ttft_ms", _INT8),
         ),
     ),
     Panel(
         "Tokens per second, many requests (more is better)",
         (
-            Group(
-                "32 requests at once",
-                "peers_batch",
-                "batch",
-                "tokens_per_s",
-                ("taco", "taco-int8", "openvino"),
-            ),
-            Group(
-                "64 requests of mixed lengths",
-                "peers_mixed",
-                "mixed",
-                "tokens_per_s",
-                ("taco", "openvino"),
-            ),
+            Group("32 at once, bf16", "peers_throughput", "batch", "tokens_per_s", _BF16),
+            Group("32 at once, int8", "peers_throughput", "batch", "tokens_per_s", _INT8),
+            Group("64 of mixed lengths, bf16", "peers_throughput", "mixed", "tokens_per_s", _BF16),
+            Group("the same, int8", "peers_throughput", "mixed", "tokens_per_s", _INT8),
         ),
     ),
 )
@@ -118,9 +98,7 @@ def chart(results: Path, scheme: Scheme) -> str:
         ValueError: the recorded runs differ in machine, model or threads.
     """
     records = {
-        group.result: json.loads((results / f"{group.result}.json").read_text())
-        for panel in PANELS
-        for group in panel.groups
+        group.result: read_best(results, group.result) for panel in PANELS for group in panel.groups
     }
     bodies, bottom = [], 0.0
     for number, panel in enumerate(PANELS):
@@ -213,7 +191,8 @@ def _values(record: Record, group: Group) -> dict[str, list[float]]:
 
 def _ratio(record: Record, group: Group) -> str:
     figure = record["figures"]["workloads"][group.workload]["figures"][group.figure]
-    ratio, low, high = figure["ratios"][group.engines[0]][group.engines[-1]]
+    ours, *others = group.engines
+    ratio, low, high = figure["ratios"][ours][best(group.figure, figure["medians"], others)]
     return f"{ratio:.2f}× ({low:.2f}–{high:.2f})"
 
 
@@ -244,7 +223,7 @@ def _notes(records: Sequence[Record]) -> tuple[str, str]:
         f"{when}, {cpu}, {threads} threads of {cores} cores ({sets}) of a shared machine, "
         f"shape of {name} with random weights. No GPU.",
         f"Bar: median of {pairs[0]} to {pairs[-1]} runs. Line: lowest to highest run. "
-        "Bold ratio: TACO / peer, 95% interval of paired runs. python -m bench.peers.compare",
+        "Bold ratio: TACO / best peer, 95% interval of paired runs. python -m bench.peers.compare",
     )
 
 

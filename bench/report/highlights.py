@@ -1,10 +1,12 @@
-"""The README's table: five figures of bench/results, losses included, with machine and interval."""
+"""The README's table: figures of bench/results, losses included, with machine and interval."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.peers.comparison import verdicts
+from bench.peers.goals import HIGHER_IS_BETTER
 from bench.record import read_best
 
 Record = dict[str, Any]
@@ -25,16 +27,40 @@ class Highlight:
     show: Callable[[Record], tuple[str, str, str]]
 
 
-def _peer(
-    workload: str, figure: str, ours: str, theirs: str, name: str, decimals: int
+NAMES = {
+    "openvino": "OpenVINO GenAI",
+    "vllm": "vLLM",
+    "llama-cpp": "llama.cpp",
+    "transformers": "transformers",
+}
+
+
+def _best_peer(
+    workload: str, figure: str, ours: str, decimals: int
 ) -> Callable[[Record], tuple[str, str, str]]:
+    """Compares with the best of the engines that ran beside `ours`, with weights of as many bits or
+    more.
+    """
+
     def show(figures: Record) -> tuple[str, str, str]:
-        measured = figures["workloads"][workload]["figures"][figure]
-        medians = measured["medians"]
+        [verdict] = (
+            found
+            for found in verdicts(figures)
+            if (found.workload, found.figure, found.ours) == (workload, figure, ours)
+        )
+        assert verdict.theirs is not None, (workload, ours)
+        assert verdict.interval is not None, (workload, ours)
+        family = verdict.theirs.removesuffix("-int8")
+        name = NAMES[family] + (" int8" if family != verdict.theirs else "")
+        if len(verdict.candidates) > 1:
+            name += f", best of {len(verdict.candidates)}"
+        is_slower = (
+            verdict.interval.high < 1 if figure in HIGHER_IS_BETTER else verdict.interval.low > 1
+        )
         return (
-            f"{medians[ours]:.{decimals}f}",
-            f"{medians[theirs]:.{decimals}f} ({name})",
-            _interval(measured["ratios"][ours][theirs]),
+            f"{verdict.our_median:.{decimals}f}",
+            f"{verdict.their_median:.{decimals}f} ({name})",
+            _interval(astuple(verdict.interval)) + (", **slower**" if is_slower else ""),
         )
 
     return show
@@ -61,18 +87,28 @@ def _killed_worker(figures: Record) -> tuple[str, str, str]:
 HIGHLIGHTS = (
     Highlight(
         "1 stream, bf16: ms per token",
-        "peers_bf16_latency",
-        _peer("single", "tpot_ms", "taco", "openvino", "OpenVINO GenAI", 1),
+        "peers_latency",
+        _best_peer("single", "tpot_ms", "taco", 1),
+    ),
+    Highlight(
+        "1 stream, int8, 1,024 tokens in: ms to the first token",
+        "peers_latency",
+        _best_peer("long", "ttft_ms", "taco-int8", 0),
     ),
     Highlight(
         "32 requests at once, bf16: tokens/s",
-        "peers_batch",
-        _peer("batch", "tokens_per_s", "taco", "openvino", "OpenVINO GenAI", 1),
+        "peers_throughput",
+        _best_peer("batch", "tokens_per_s", "taco", 0),
     ),
     Highlight(
-        "**slower:** command to first token, 1 GB of weights: s",
+        "32 requests at once, int8: tokens/s",
+        "peers_throughput",
+        _best_peer("batch", "tokens_per_s", "taco-int8", 0),
+    ),
+    Highlight(
+        "command to first token, 1 GB of weights: s",
         "peers_start",
-        _peer("start", "seconds", "taco", "openvino", "OpenVINO GenAI", 2),
+        _best_peer("start", "seconds", "taco", 2),
     ),
     Highlight(
         "first token of a known conversation after a restart: ms",
@@ -96,7 +132,7 @@ def highlights_table(results: Path) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _interval(ratio: list[float]) -> str:
+def _interval(ratio: Sequence[float]) -> str:
     return "{:.2f} ({:.2f}–{:.2f})".format(*ratio)
 
 
