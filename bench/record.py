@@ -50,6 +50,12 @@ def read_best(results: Path, name: str) -> dict[str, Any]:
     return records[0] if records else json.loads((results / f"{name}.json").read_text())
 
 
+def widest_instructions(machine: Mapping[str, Any]) -> str:
+    """Returns the name of the widest vector instructions of a record's machine."""
+    name: str = machine["vector_sets"][-1]
+    return name.upper().replace("AVX512", "AVX-512").replace("_", " ")
+
+
 def describe() -> dict[str, Any]:
     """Returns date, command, commit, machine and versions of this process."""
     return {

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.peers.goals import best
 from bench.pictures.svg import SANS, SCHEMES, Scheme, document, element, text
-from bench.record import read_best
+from bench.record import read_best, widest_instructions
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -206,7 +206,7 @@ def _notes(records: Sequence[Record]) -> tuple[str, str]:
         (
             record["machine"]["cpu"],
             record["machine"]["cores"],
-            ", ".join(record["machine"]["vector_sets"]).upper(),
+            widest_instructions(record["machine"]),
             record["figures"]["model"],
             record["figures"]["threads"],
         )

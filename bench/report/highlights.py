@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.peers.comparison import verdicts
 from bench.peers.goals import HIGHER_IS_BETTER
-from bench.record import read_best
+from bench.record import read_best, widest_instructions
 
 Record = dict[str, Any]
 
@@ -139,5 +139,4 @@ def _interval(ratio: Sequence[float]) -> str:
 def _machine(record: Record) -> str:
     """Cores and the widest instructions of the processor."""
     machine = record["machine"]
-    widest = machine["vector_sets"][-1].upper().replace("AVX512", "AVX-512").replace("_", " ")
-    return f"{machine['cores']} cores, {machine['cpu']}, {widest}"
+    return f"{machine['cores']} cores, {machine['cpu']}, {widest_instructions(machine)}"
