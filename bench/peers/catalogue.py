@@ -6,6 +6,7 @@ with its quantized forms, `models-ov/NAME-fp16`, `-int8` and `-int4` with OpenVI
 environments `vllm` and `ov`.
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from bench.peers.checkpoint_size import BLOCK_SIZE, longest_sequence, num_blocks
 from bench.peers.driver import Settings
-from bench.peers.engine_process import EngineSpec
+from bench.peers.engine_process import ROOT, EngineSpec
 
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 64
@@ -95,7 +96,16 @@ class Catalogue:
             flags = ["--quantization", "int8"] if int8 else []
             options = self._served(self._taco_command(prefix_cache) + flags, "taco-llm serve")
         python = Path(sys.executable)
-        return self._spec(name, python, driver, options, prefix_cache, variants, model=model)
+        return self._spec(
+            name,
+            python,
+            driver,
+            options,
+            prefix_cache,
+            variants,
+            model=model,
+            environment=_own_packages(),
+        )
 
     def _quantized(self, variants: set[str]) -> Path:
         """The checkpoint in the form of the variants."""
@@ -228,3 +238,9 @@ class Catalogue:
                 (bits for variant, bits in WEIGHT_BITS.items() if variant in variants), 16
             ),
         )
+
+
+def _own_packages() -> dict[str, str]:
+    """Lets an engine import TACO from where this process does, such as another checkout."""
+    path = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join((str(ROOT), path))} if path else {}

@@ -20,6 +20,8 @@ class TacoEngine:
         self.version = f"taco-llm {metadata.version('taco-llm')}"
         self._runner = runner
         self._engine = AsyncLLMEngine(engine_args(settings))
+        if not _uses_kernels(self._engine):
+            raise RuntimeError("TACO does not use its CPU kernels: run `make kernels`")
 
     def run(self, requests: list[Request]) -> list[driver.Times]:
         return self._runner.run(self._run_all(requests))
@@ -46,6 +48,13 @@ class TacoEngine:
         output = await self._engine.complete(request.prompt, sampling_params(request))
         ended = time.perf_counter() - started
         return driver.Times(ended, ended, len(output.outputs[0].token_ids))
+
+
+def _uses_kernels(engine: AsyncLLMEngine) -> bool:
+    # Imported late: it imports torch, which a start does beside other work.
+    from taco_worker.backends.cpu.cpu_model import CpuModel
+
+    return isinstance(engine._worker._runner._model, CpuModel)
 
 
 def sampling_params(request: Request) -> SamplingParams:

@@ -1,5 +1,6 @@
 """The comparison with real engines: TACO in process and over HTTP, with the bundled model."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from bench.peers.catalogue import Catalogue
 from bench.peers.driver import Report, Times
-from bench.peers.engine_process import EngineError, EngineProcess
+from bench.peers.engine_process import ROOT, EngineError, EngineProcess
 from bench.peers.rounds import figures_of, start_seconds, take_turns, warm_engines
 from bench.peers.workloads import parse
 from taco_demo.locate import find_model
@@ -59,6 +60,20 @@ def test_an_engine_that_cannot_start_says_why(catalogue: Catalogue) -> None:
     spec = replace(spec, settings=replace(spec.settings, threads=0))
     with pytest.raises(EngineError, match=r"taco: .*num_threads must be an integer of at least 1"):
         EngineProcess(spec)
+
+
+def test_an_engine_without_its_kernels_is_not_compared(
+    catalogue: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would compute instead, many times slower. The engine is imported from PYTHONPATH."""
+    shutil.copytree(
+        ROOT / "kernels" / "taco_kernels",
+        tmp_path / "taco_kernels",
+        ignore=shutil.ignore_patterns("lib", "__pycache__"),
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(EngineError, match=r"taco: .*does not use its CPU kernels"):
+        EngineProcess(catalogue.find("taco", prefix_cache=False))
 
 
 def test_an_engine_that_is_not_installed(catalogue: Catalogue, tmp_path: Path) -> None:
