@@ -35,7 +35,15 @@ def save_by_isa(name: str, figures: Mapping[str, Any]) -> Path:
     For figures that depend on the instruction set of the CPU kernels, so that results of machines
     with and without AMX are kept side by side.
     """
-    return save(f"{name}.{instruction_set()}", figures)
+    return save(name_by_isa(name), figures)
+
+
+def name_by_isa(name: str) -> str:
+    """Returns the name of `save_by_isa`'s file.
+
+    A long run asks for it first: the kernels cannot be loaded once their sources are edited.
+    """
+    return f"{name}.{instruction_set()}"
 
 
 def by_isa(results: Path, name: str) -> dict[str, dict[str, Any]]:

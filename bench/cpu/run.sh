@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Takes all figures of the CPU engine on this machine's instruction set, and writes the tables.
+# Takes the figures of the CPU engine on this machine's instruction set, and writes the tables.
 #
 #   bench/cpu/run.sh [PEERS_DIRECTORY]     # default /tmp/peers, filled by bench/peers/install.sh
 #   bench/cpu/run.sh --smoke               # a short run of each script without peers; nothing is saved
@@ -59,7 +59,7 @@ fi
 run kernels.outliers --save
 run worker.cpu_step --save
 run worker.cpu_step --quantization int8 --save
-run engine.host_work --save
+run engine.host_work --served --steps 200 --save
 run kernels.trace --decode 1 8 32 --prefill 128 1024 --steps 9 --out /tmp/taco-trace.json
 run engine.speculation replay --drafter lookahead --batch-size 1 8 --pairs 4 --save speculation_replay
 run engine.speculation excerpts questions --drafter lookahead 'draft model' medusa eagle \
@@ -71,6 +71,6 @@ run kernels.lookahead --save
 compare --ours taco-int8 taco-gptq taco-q8_0 taco-q4_k_m \
   --peer llama-cpp-q8_0 llama-cpp-q4_k_m openvino-int8 openvino-int4 vllm-gptq \
   --workload single long --pairs 4 --save peers_quantized
-"$python" -m bench.report.tables
-"$python" -m bench.pictures.peers_chart
+run report.tables
+run pictures.peers_chart
 finish

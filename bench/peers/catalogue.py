@@ -15,6 +15,7 @@ from typing import Any
 from bench.peers.checkpoint_size import BLOCK_SIZE, longest_sequence, num_blocks
 from bench.peers.driver import Settings
 from bench.peers.engine_process import ROOT, EngineSpec
+from taco_kernels.library import KernelLibraryError, load_library
 
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 64
@@ -92,6 +93,7 @@ class Catalogue:
         driver = "drive_taco"
         model = self._gguf(variants) if variants & set(GGUF) else self._quantized(variants)
         if "http" in variants:
+            _require_kernels()
             driver = "drive_http"
             flags = ["--quantization", "int8"] if int8 else []
             options = self._served(self._taco_command(prefix_cache) + flags, "taco-llm serve")
@@ -238,6 +240,14 @@ class Catalogue:
                 (bits for variant, bits in WEIGHT_BITS.items() if variant in variants), 16
             ),
         )
+
+
+def _require_kernels() -> None:
+    """A server without kernels would only warn. Raises `ValueError`."""
+    try:
+        load_library()
+    except KernelLibraryError as error:
+        raise ValueError(f"TACO's CPU kernels cannot be used: {error}") from None
 
 
 def _own_packages() -> dict[str, str]:

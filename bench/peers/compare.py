@@ -60,7 +60,7 @@ class ComparisonRun:
         save_as: str | None,
     ) -> None:
         self._catalogue = catalogue
-        self._save_as = save_as
+        self._save_as = save_as and record.name_by_isa(save_as)
         self._ours = ours
         self._names = [*ours, *peers]
         self._num_pairs = num_pairs
@@ -127,7 +127,7 @@ class ComparisonRun:
             if verdict.workload == name:
                 print(_line(verdict), flush=True)
         if self._save_as:
-            record.save_by_isa(self._save_as, self.figures)
+            record.save(self._save_as, self.figures)
 
 
 def say(line: str) -> None:

@@ -51,7 +51,7 @@ def _best_peer(
         assert verdict.theirs is not None, (workload, ours)
         assert verdict.interval is not None, (workload, ours)
         family = verdict.theirs.removesuffix("-int8")
-        name = NAMES[family] + (" int8" if family != verdict.theirs else "")
+        name = NAMES.get(family, family) + (" int8" if family != verdict.theirs else "")
         if len(verdict.candidates) > 1:
             name += f", best of {len(verdict.candidates)}"
         is_slower = (

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.record import INSTRUCTION_SETS
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 PLOT = ROOT / "docs" / "images" / "speculation.svg"
@@ -18,6 +20,7 @@ PLOT = ROOT / "docs" / "images" / "speculation.svg"
 Record = dict[str, Any]
 
 _HEADINGS = (
+    "instruction set",
     "workload",
     "drafter",
     "batch",
@@ -32,26 +35,27 @@ _HEADINGS = (
 
 
 def speculation_table(results: Path) -> Iterator[str]:
-    """Yields the table of all runs: the files `speculation*.json`."""
+    """Yields the table of all runs: the files `speculation*.ISA.json`."""
     records = _records(results)
     if not records:
         yield "Nothing has been recorded yet."
         return
     yield f"| {' | '.join(_HEADINGS)} |"
     yield "|---" * len(_HEADINGS) + "|"
-    for record in records:
+    for isa, record in records:
         for workload, drafters in record["figures"].items():
             for drafter, batches in drafters.items():
                 for batch, figures in batches.items():
-                    yield _row(workload, drafter, batch, figures)
+                    yield _row(INSTRUCTION_SETS[isa], workload, drafter, batch, figures)
     yield ""
-    for note in dict.fromkeys(map(_note, records)):
+    for note in dict.fromkeys(_note(record) for _, record in records):
         yield from note.splitlines()
 
 
-def _row(workload: str, drafter: str, batch: str, figures: Record) -> str:
+def _row(isa: str, workload: str, drafter: str, batch: str, figures: Record) -> str:
     (low, high), (decode_low, decode_high) = figures["interval"], figures["decode_interval"]
     cells = (
+        isa,
         workload,
         drafter,
         batch,
@@ -81,7 +85,10 @@ def write_plot(results: Path, path: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "taco"  # equal figures give an equal file
     merged: dict[str, dict[str, Record]] = {}
-    for record in _records(results):
+    records = _records(results)
+    for isa, record in records:
+        if isa != records[0][0]:
+            break  # one plot does not mix machines
         for workload, drafters in record["figures"].items():
             for drafter, batches in drafters.items():
                 merged.setdefault(workload, {}).setdefault(drafter, {}).update(batches)
@@ -114,10 +121,13 @@ def write_plot(results: Path, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def _records(results: Path) -> list[Record]:
-    """Runs on one instruction set follow each other."""
-    paths = sorted(results.glob("speculation*.json"), key=lambda path: path.name.split(".")[::-1])
-    return [json.loads(path.read_text()) for path in paths]
+def _records(results: Path) -> list[tuple[str, Record]]:
+    """Returns each run with its instruction set, the best set first."""
+    return [
+        (isa, json.loads(path.read_text()))
+        for isa in INSTRUCTION_SETS
+        for path in sorted(results.glob(f"speculation*.{isa}.json"))
+    ]
 
 
 if __name__ == "__main__":

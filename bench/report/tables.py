@@ -198,11 +198,11 @@ def peers_table(results: Path) -> Iterator[str]:
     if not any(runs.values()):
         yield "No run has been recorded yet."
         return
-    for isa, paths in runs.items():
-        if paths:
-            yield from (f"### {INSTRUCTION_SETS[isa]}", "")
-            yield from _peers_of_isa([_read(path) for path in paths])
+    for number, (isa, paths) in enumerate((isa, paths) for isa, paths in runs.items() if paths):
+        if number:
             yield ""
+        yield from (f"### {INSTRUCTION_SETS[isa]}", "")
+        yield from _peers_of_isa([_read(path) for path in paths])
 
 
 def _peers_of_isa(records: Sequence[Record]) -> Iterator[str]:
@@ -218,6 +218,7 @@ def _peers_of_isa(records: Sequence[Record]) -> Iterator[str]:
 
 
 def roofline_table(results: Path) -> Iterator[str]:
+    """Yields the limits of the machine that each instruction set was measured on."""
     yield "| machine | limit | 1 thread | all threads |"
     yield "|---|---|---|---|"
     for isa, record in by_isa(results, "roofline").items():

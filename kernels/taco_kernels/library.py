@@ -212,17 +212,22 @@ def load(
     """Loads the kernels with `isa`, or $TACO_CPU_ISA, or the best set that this machine can run.
 
     Raises:
-        KernelLibraryError, UnsupportedCpuError, ValueError: as instruction_set.
-    """
-    return CpuKernels(load_library(), instruction_set(isa), num_threads, cpus)
-
-
-def instruction_set(wanted: str | None = None) -> str:
-    """Returns the set that `load` uses: `wanted`, or $TACO_CPU_ISA, or this machine's best.
-
-    Raises:
         KernelLibraryError, UnsupportedCpuError, ValueError: as load_library and
             choose_instruction_set.
     """
-    missing = missing_cpu_features(load_library())
-    return choose_instruction_set(missing, wanted or os.environ.get("TACO_CPU_ISA") or None)
+    lib = load_library()
+    return CpuKernels(lib, _choose(lib, isa), num_threads, cpus)
+
+
+def instruction_set() -> str:
+    """Returns the set that `load` uses: $TACO_CPU_ISA, or the best that this machine can run.
+
+    Raises:
+        KernelLibraryError, UnsupportedCpuError, ValueError: as load.
+    """
+    return _choose(load_library(), None)
+
+
+def _choose(lib: ctypes.CDLL, wanted: str | None) -> str:
+    wanted = wanted or os.environ.get("TACO_CPU_ISA") or None
+    return choose_instruction_set(missing_cpu_features(lib), wanted)

@@ -57,7 +57,7 @@ def kernels_of(isa: str, num_threads: int) -> CpuKernels:
 
 
 def decode_int8(operands: Tensor, kernels: CpuKernels) -> Tensor:
-    """Whole numbers, float32 [count, padded k]; see `encode_quad` of the instruction sets."""
+    """Whole numbers, float32 [count, padded k]; see `encode_i8` of the instruction sets."""
     if kernels.int8_operand_bytes == 2:  # four in the order 0, 2, 1, 3
         operands = operands.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].flatten(1)
     elif kernels.isa.endswith(("avx512", "avx512_bf16")):  # unsigned, 128 encodes 0

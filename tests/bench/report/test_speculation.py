@@ -26,21 +26,28 @@ def results(tmp_path: Path) -> Path:
         "machine": {"cpu": "AMD EPYC", "cores": 2, "vector_sets": ["avx2"]},
         "figures": {"excerpts": {"lookahead": {"1": figures, "8": figures}}},
     }
-    (tmp_path / "speculation_demo.json").write_text(json.dumps(record))
+    (tmp_path / "speculation_demo.avx2.json").write_text(json.dumps(record))
     return tmp_path
 
 
 def test_a_row_for_each_batch_size(results: Path) -> None:
     lines = list(speculation_table(results))
     assert lines[2] == (
-        "| excerpts | lookahead | 1 | 374 | 595 | 1.63 (1.24–2.13) | 1.82 (1.50–2.20) "
+        "| AVX2 | excerpts | lookahead | 1 | 374 | 595 | 1.63 (1.24–2.13) | 1.82 (1.50–2.20) "
         "| 2.75 | 4.28 | 64% |"
     )
-    assert lines[3].startswith("| excerpts | lookahead | 8 |")
+    assert lines[3].startswith("| AVX2 | excerpts | lookahead | 8 |")
     assert lines[-1] == (
         "On AMD EPYC with 2 cores (avx2), 2026-11-21: "
         "`python -m bench.engine.speculation excerpts`."
     )
+
+
+def test_the_best_instruction_set_comes_first(results: Path) -> None:
+    other = (results / "speculation_demo.avx2.json").read_text()
+    (results / "speculation_demo.amx.json").write_text(other)
+    sets = [line.split(" | ")[0] for line in speculation_table(results) if "excerpts |" in line]
+    assert sets == ["| AMX", "| AMX", "| AVX2", "| AVX2"]
 
 
 def test_without_results_the_table_says_so(tmp_path: Path) -> None:
