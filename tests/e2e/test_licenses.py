@@ -43,6 +43,7 @@ class Service:
         path = find_model("demo")
         assert path is not None
         model = ModelConfig(model=str(path), served_model_names=("demo",))
+        self._scheduler_log = directory / "scheduler.log"
         address, port = f"unix:{directory}/scheduler.sock", free_port()
         scheduler = SchedulerConfig(listen=address, log_stats=False)
         gateway = GatewayConfig(
@@ -50,7 +51,7 @@ class Service:
         )
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_SECONDS)
         self._processes = [
-            Process(SCHEDULER, scheduler, directory / "scheduler.log"),
+            Process(SCHEDULER, scheduler, self._scheduler_log),
             Process(GATEWAY, gateway, directory / "gateway.log"),
         ]
         for name, license_ in zip("ab", licenses, strict=False):
@@ -97,6 +98,12 @@ class Service:
 
         await until(is_so, line)
 
+    async def until_scheduler_logs(self, text: str) -> None:
+        async def is_so() -> bool:
+            return text in self._scheduler_log.read_text()
+
+        await until(is_so, f"{text!r} in the scheduler's log")
+
 
 @pytest.fixture
 def licenses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LicenseServer]:
@@ -132,6 +139,8 @@ async def test_a_stream_continues_while_the_license_lapses(
         await service.until_status(200)
         await service.until_metric('taco:workers{model_name="demo"} 2.0')
         await service.until_metric('taco:worker_licensed{model_name="demo",worker="b"} 0.0')
+        # Until the connection times out, worker b may still get a license.
+        await service.until_scheduler_logs("the license server does not answer")
 
         chunks = service.stream()
         first = await anext(chunks)
