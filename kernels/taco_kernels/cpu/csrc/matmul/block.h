@@ -37,20 +37,16 @@ struct Part {
     int64_t panel_bytes;
     int64_t steps;
     bool is_first;     // sums start at zero
-    const char* next;  // memory to prefetch meanwhile
+    const char* next;  // memory that is read after the part
 };
 
-// Steps of a part. Those of two panels are 32 KB, so that they and some rows stay in the L1 and L2
-// caches. Sums are kept exactly between parts.
-constexpr int64_t PART_STEPS = 256;
-
 // Calls body(part, first panel, number of panels, first step) for parts of at most `max_panels` (a
-// power of two) panels, in order of steps.
+// power of two) panels and `max_steps` steps, in order of steps.
 template <class Body>
-void for_parts(const Block& block, int64_t max_panels, Body body) {
+void for_parts(const Block& block, int64_t max_panels, int64_t max_steps, Body body) {
     const int64_t num_panels = block.panels.size();
-    for (int64_t step = 0; step < block.steps; step += PART_STEPS) {
-        const int64_t steps = std::min(PART_STEPS, block.steps - step);
+    for (int64_t step = 0; step < block.steps; step += max_steps) {
+        const int64_t steps = std::min(max_steps, block.steps - step);
         for (int64_t panel = 0, count; panel < num_panels; panel += count) {
             count = max_panels;
             while (count > num_panels - panel) count /= 2;
@@ -58,9 +54,9 @@ void for_parts(const Block& block, int64_t max_panels, Body body) {
                 return block.data + p * block.panel_bytes + s * 64;
             };
             const bool ends_row = panel + count == num_panels;
-            const char* next = !ends_row                         ? address(panel + count, step)
-                               : step + PART_STEPS < block.steps ? address(0, step + PART_STEPS)
-                                                                 : block.next;
+            const char* next = !ends_row                    ? address(panel + count, step)
+                               : step + steps < block.steps ? address(0, step + steps)
+                                                            : block.next;
             body(Part{address(panel, step), block.panel_bytes, steps, step == 0, next}, panel,
                  count, step);
         }

@@ -18,7 +18,7 @@ struct F32Step {
     using Item = float;
     using Sum = F32;
     using PanelPart = F32;
-    static constexpr int GROUP = 1, PARTS = 1;
+    static constexpr int GROUP = 1, PARTS = 1, STREAM_PANELS = 1;
 
     static Sum zeros() { return zero(); }
     static Sum load_sum(const Item* p) { return load(p); }
@@ -36,7 +36,7 @@ struct Bf16Step {
     using Item = float;
     using Sum = F32;
     using PanelPart = std::conditional_t<WIDENS_PAIRS, F32, PairRow>;
-    static constexpr int GROUP = 2, PARTS = WIDENS_PAIRS ? 2 : 1;
+    static constexpr int GROUP = 2, PARTS = WIDENS_PAIRS ? 2 : 1, STREAM_PANELS = PARTS;
 
     static Sum zeros() { return zero(); }
     static Sum load_sum(const Item* p) { return load(p); }
@@ -67,7 +67,7 @@ struct Int8Step {
     using Item = int32_t;
     using Sum = I32;
     using PanelPart = QuadPart;
-    static constexpr int GROUP = 4, PARTS = QUAD_PARTS;
+    static constexpr int GROUP = 4, PARTS = QUAD_PARTS, STREAM_PANELS = 1;
 
     static Sum zeros() { return zero_i32(); }
     static Sum load_sum(const Item* p) { return load_i32(p); }

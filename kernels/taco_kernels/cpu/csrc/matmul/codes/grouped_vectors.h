@@ -18,6 +18,14 @@ namespace TACO_ISA {
 
 constexpr int MOST_PASS_PANELS = 8;
 
+// One or two rows wait for memory, as in stream_panels; here a sum waits for scales too, so that
+// two panels are faster than one.
+constexpr int STREAM_CODE_ROWS = 2;
+static_assert(CODE_PASS_ROWS > 2 * STREAM_CODE_ROWS);  // rows of several passes: each has more
+constexpr int code_panels(int64_t rows) {
+    return std::min(rows <= STREAM_CODE_ROWS ? 2 : MOST_PASS_PANELS, pass_panels(rows));
+}
+
 // A block of codes: PARTS quads of sixteen columns of W^T.
 struct NibbleBlock {
     using Quads = SmallQuads;
@@ -163,6 +171,7 @@ struct GroupRowsAt {
 template <class Codes, int R, int P>
 __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRowsAt& rows,
                                           float* sums, int64_t sums_stride) {
+    constexpr Cache CACHE = R <= STREAM_CODE_ROWS ? Cache::L1 : Cache::L2;
     const GroupOffset offset = pass.part->offset;
     const int8_t* numbers = rows.numbers;
     const int32_t *starts = rows.starts, *factors = rows.factors;
@@ -186,7 +195,7 @@ __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRows
                     const int64_t at = start + block * Codes::BYTES;
                     quads[p] = Codes::load(pass.codes[p] + at, part);
                     if (part * 64 < Codes::BYTES && !std::is_same_v<Codes, DecodedBlock>) {
-                        __builtin_prefetch(pass.next[p] + at + part * 64, 0, 2);
+                        __builtin_prefetch(pass.next[p] + at + part * 64, 0, int(CACHE));
                     }
                 }
 #pragma GCC unroll 16
@@ -228,7 +237,7 @@ __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRows
 }
 
 // Calls the add_groups for a number of panels known at run time, a power of two.
-template <class Codes, int R, int P = pass_panels(R)>
+template <class Codes, int R, int P = code_panels(R)>
 void add_groups(int64_t panels, const GroupPass& pass, const GroupRowsAt& rows, float* sums,
                 int64_t sums_stride) {
     if constexpr (P > 1) {
@@ -244,7 +253,7 @@ public:
         : matrix_(matrix),
           block_(block),
           rows_(block, matrix.k, rows_memory),
-          most_panels_(pass_panels(
+          most_panels_(code_panels(
               ceil_div(block.rows.size(), ceil_div(block.rows.size(), CODE_PASS_ROWS)))),
           sums_(sums) {}
 
