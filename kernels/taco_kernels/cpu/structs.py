@@ -20,6 +20,7 @@ class Matrix(Structure):
         ("parts", c_void_p),
         ("num_parts", c_int64),
         ("order", ColumnOrder),
+        ("is_cached", c_bool),
     )
 
 

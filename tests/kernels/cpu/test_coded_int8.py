@@ -203,6 +203,19 @@ def test_bits_do_not_depend_on_neighbours_or_threads(
             assert torch.equal(out, wanted[begin:end]), (threads, begin, end)
 
 
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_bits_do_not_depend_on_whether_weights_are_cached(
+    cpu_kernels: CpuKernels, kind: CodeKind
+) -> None:
+    matrix = packed(cpu_kernels, random_codes(200, 1000, kind, 128))
+    for count in range(1, 5):
+        rows = encoded(cpu_kernels, activations(count, 1000, num_outliers=2))
+        matrix.struct.is_cached = False
+        wanted = multiply(cpu_kernels, rows, matrix)
+        matrix.struct.is_cached = True
+        assert torch.equal(multiply(cpu_kernels, rows, matrix), wanted), count
+
+
 @pytest.mark.parametrize("group", [32, 128])
 def test_all_instruction_sets_give_the_same_bits(group: int) -> None:
     x = activations(50, 1000, num_outliers=3)

@@ -109,6 +109,20 @@ def test_bits_do_not_depend_on_row_count(cpu_kernels: CpuKernels, dtype: torch.d
         assert torch.equal(out, wanted[:count]), count
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_whether_weights_are_cached(
+    cpu_kernels: CpuKernels, dtype: torch.dtype
+) -> None:
+    x, w = numbers(20, 2100), numbers(200, 2100, seed=1)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+    for count in (*range(1, 16), 20):
+        rows = EncodedRows(cpu_kernels, x[:count], dtype)
+        matrix.struct.is_cached = False
+        wanted = multiply(cpu_kernels, rows, matrix)
+        matrix.struct.is_cached = True
+        assert torch.equal(multiply(cpu_kernels, rows, matrix), wanted), count
+
+
 def test_many_rows_span_blocks(cpu_kernels: CpuKernels) -> None:
     x, w = numbers(250, 40), numbers(90, 40, seed=1)
     for dtype in DTYPES:

@@ -16,6 +16,7 @@ from support.checkpoints import make_checkpoint, plant_outliers
 from support.cpu_kernels import EMULATED, NATIVE
 from support.models import load_step_model
 from support.paged import PagedRunner
+from taco_worker.backends.cpu import cpu_model
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.sampling.token_masks import TokenMasks, mask_of, num_words
 
@@ -118,6 +119,18 @@ def test_bits_do_not_depend_on_neighbours_chunks_rows_or_threads(
 
     rows = np.array([3, 44], dtype=np.int32)
     assert torch.equal(PagedRunner(model).logits_at({"a": TOKENS}, rows), whole[[3, 44]])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_bits_do_not_depend_on_the_size_of_the_cache(
+    checkpoint: Path, isa: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def logits(cache_bytes: int) -> Tensor:
+        monkeypatch.setattr(cpu_model, "shared_cache_bytes", lambda: cache_bytes)
+        runner = PagedRunner(load(checkpoint, isa, kind))
+        return torch.cat([runner.step({"a": TOKENS[at : at + 3]})["a"] for at in range(0, 45, 3)])
+
+    assert torch.equal(logits(0), logits(1 << 40))
 
 
 def test_most_likely_tokens_match_the_logits(checkpoint: Path, isa: str) -> None:

@@ -186,6 +186,16 @@ class CpuWeights:
         else:
             self._matrix(parameter, order)
 
+    def note_shared_cache(self, num_bytes: int) -> None:
+        """Tell the matrices whether they all fit in a cache of this size: see csrc/matmul/matrix.h.
+
+        Kernels read weights in the cache and weights in memory in different orders.
+        """
+        is_cached = self.memory.numel() <= num_bytes
+        structs = [matrix.struct for matrix in self.matrices.values()]
+        for struct in chain(structs, *(experts.structs for experts in self.experts.values())):
+            struct.is_cached = is_cached
+
     def matrix_starts(self) -> dict[str, int]:
         """Where each matrix is in `memory`, in the order of their creation."""
         base = self.memory.data_ptr()

@@ -88,6 +88,7 @@ inline Block block_of(const Rows& rows, const Matrix& matrix, const Blocking& bl
     block.panel_bytes = matrix.panel_bytes();
     block.steps = block.panel_bytes / STEP_BYTES;
     block.next = static_cast<const char*>(next);
+    block.is_cached = matrix.is_cached;
     return block;
 }
 

@@ -24,17 +24,19 @@ constexpr int pass_panels(int64_t rows) {
 constexpr int64_t PART_STEPS = 256;
 
 // The rows of one pass wait for memory, which is read fastest as one stream: eight panels side by
-// side, each a stream of its own, came at half to three quarters of its speed (measured on Zen 5).
+// side, which are eight streams, came at half to three quarters of its speed (measured on Zen 5).
 // So a pass has few panels. One is enough if its sum is ready before its next bytes arrive: where a
-// step is one instruction, not one after the other for each part of a panel's row.
+// step is one instruction, not one after the other for each part of a panel's row. Weights in the
+// cache arrive earlier.
 template <class Step>
 constexpr int stream_panels(int rows) {
     return std::min(rows <= 8 ? Step::STREAM_PANELS : 2, pass_panels(rows));
 }
 constexpr int64_t STREAM_STEPS_AHEAD = 64;  // 4 KB
 
-// Where memory is prefetched to, as __builtin_prefetch has it.
-enum class Cache { L2 = 2, L1 = 3 };
+// Where memory is prefetched to, as __builtin_prefetch has it. What is used once goes to the L1
+// cache alone, so that the other caches keep activations, KV and the host's memory.
+enum class Cache { L1_ALONE = 0, L2 = 2 };
 
 // sums[p][r] (from zero at the first step) += rows x panels. Never inlined: otherwise the compiler
 // runs out of registers for the sums.
@@ -54,7 +56,7 @@ __attribute__((noinline)) void add_pass(const Part& part, const typename Step::O
     const char* panels = part.panels;
     const char* const end = panels + part.steps * STEP_BYTES;
     const char* ahead = part.next;
-    if (CACHE == Cache::L1 && part.steps > STREAM_STEPS_AHEAD) {
+    if (CACHE == Cache::L1_ALONE && part.steps > STREAM_STEPS_AHEAD) {
         ahead = panels + STREAM_STEPS_AHEAD * STEP_BYTES;
     }
     for (int64_t step = 0; step < part.steps; ++step) {
@@ -80,7 +82,7 @@ __attribute__((noinline)) void add_pass(const Part& part, const typename Step::O
         panels += STEP_BYTES;
         ahead += STEP_BYTES;
         rows += Step::GROUP;
-        if (CACHE == Cache::L1 && ahead == end) ahead = part.next;
+        if (CACHE == Cache::L1_ALONE && ahead == end) ahead = part.next;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -104,15 +106,15 @@ void add_pass(int64_t panels, const Part& part, const typename Step::Operand* ro
     add_pass<Step, CACHE, R, P>(part, rows, row_stride, sums, sums_stride);
 }
 
-// Computes the sums of a block whose rows are those of one pass.
+// Computes the sums of a block whose rows are those of one pass, and whose weights are not cached.
 template <class Step, int R>
 void stream_block(const Block& block, typename Step::Item* sums) {
     constexpr int P = stream_panels<Step>(R);
     const auto* operands = static_cast<const typename Step::Operand*>(block.operands);
     const int64_t sums_stride = block.sums_stride();
     const auto add = [&](const Part& part, int64_t panel, int64_t count, int64_t) {
-        add_pass<Step, R, Cache::L1, P>(count, part, operands, block.operand_stride,
-                                        sums + panel * sums_stride, sums_stride);
+        add_pass<Step, R, Cache::L1_ALONE, P>(count, part, operands, block.operand_stride,
+                                              sums + panel * sums_stride, sums_stride);
     };
     for_parts(block, P, block.steps, add);
 }
@@ -121,7 +123,7 @@ void stream_block(const Block& block, typename Step::Item* sums) {
 template <class Step>
 void sum_on_vectors(const Block& block, typename Step::Item* sums) {
     const int64_t rows = block.rows.size();
-    if (rows <= PASS_ROWS) {
+    if (rows <= PASS_ROWS && !block.is_cached) {
         return with_constant<PASS_ROWS>(
             rows, [&](auto count) { stream_block<Step, count>(block, sums); });
     }

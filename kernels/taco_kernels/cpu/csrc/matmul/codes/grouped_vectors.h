@@ -20,10 +20,12 @@ constexpr int MOST_PASS_PANELS = 8;
 
 // One or two rows wait for memory, as in stream_panels; here a sum waits for scales too, so that
 // two panels are faster than one.
-constexpr int STREAM_CODE_ROWS = 2;
-static_assert(CODE_PASS_ROWS > 2 * STREAM_CODE_ROWS);  // rows of several passes: each has more
-constexpr int code_panels(int64_t rows) {
-    return std::min(rows <= STREAM_CODE_ROWS ? 2 : MOST_PASS_PANELS, pass_panels(rows));
+constexpr int STREAM_CODE_ROWS = 2, STREAM_CODE_PANELS = 2;
+static_assert(pass_panels(STREAM_CODE_ROWS) >= STREAM_CODE_PANELS);
+inline int code_panels(const Block& block) {
+    const int64_t rows = block.rows.size();
+    if (rows <= STREAM_CODE_ROWS && !block.is_cached) return STREAM_CODE_PANELS;
+    return pass_panels(ceil_div(rows, ceil_div(rows, CODE_PASS_ROWS)));
 }
 
 // A block of codes: PARTS quads of sixteen columns of W^T.
@@ -171,7 +173,8 @@ struct GroupRowsAt {
 template <class Codes, int R, int P>
 __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRowsAt& rows,
                                           float* sums, int64_t sums_stride) {
-    constexpr Cache CACHE = R <= STREAM_CODE_ROWS ? Cache::L1 : Cache::L2;
+    constexpr bool STREAMS = R <= STREAM_CODE_ROWS && P <= STREAM_CODE_PANELS;
+    constexpr Cache CACHE = STREAMS ? Cache::L1_ALONE : Cache::L2;
     const GroupOffset offset = pass.part->offset;
     const int8_t* numbers = rows.numbers;
     const int32_t *starts = rows.starts, *factors = rows.factors;
@@ -237,7 +240,7 @@ __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRows
 }
 
 // Calls the add_groups for a number of panels known at run time, a power of two.
-template <class Codes, int R, int P = code_panels(R)>
+template <class Codes, int R, int P = pass_panels(R)>
 void add_groups(int64_t panels, const GroupPass& pass, const GroupRowsAt& rows, float* sums,
                 int64_t sums_stride) {
     if constexpr (P > 1) {
@@ -253,8 +256,7 @@ public:
         : matrix_(matrix),
           block_(block),
           rows_(block, matrix.k, rows_memory),
-          most_panels_(code_panels(
-              ceil_div(block.rows.size(), ceil_div(block.rows.size(), CODE_PASS_ROWS)))),
+          most_panels_(code_panels(block)),
           sums_(sums) {}
 
     void run() {
