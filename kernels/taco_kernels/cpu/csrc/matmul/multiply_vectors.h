@@ -34,13 +34,23 @@ constexpr int stream_panels(int rows) {
 }
 constexpr int64_t STREAM_STEPS_AHEAD = 64;  // 4 KB
 
-// Where memory is prefetched to, as __builtin_prefetch has it. What is used once goes to the L1
+// Where memory is prefetched to: localities of __builtin_prefetch. What is used once goes to the L1
 // cache alone, so that the other caches keep activations, KV and the host's memory.
-enum class Cache { L1_ALONE = 0, L2 = 2 };
+constexpr int L1_ALONE = 0, L2_CACHE = 2;
+
+// What the steps of a pass prefetch.
+enum class Ahead {
+    // What is read STREAM_STEPS_AHEAD later, into the L1 cache alone.
+    STREAM,
+    // The next part, into the L2 cache.
+    PART,
+    // The panel at `next`, into the L2 cache.
+    PANEL,
+};
 
 // sums[p][r] (from zero at the first step) += rows x panels. Never inlined: otherwise the compiler
 // runs out of registers for the sums.
-template <class Step, Cache CACHE, int R, int P>
+template <class Step, Ahead AHEAD, int R, int P>
 __attribute__((noinline)) void add_pass(const Part& part, const typename Step::Operand* rows,
                                         int64_t row_stride, typename Step::Item* sums,
                                         int64_t sums_stride) {
@@ -53,10 +63,12 @@ __attribute__((noinline)) void add_pass(const Part& part, const typename Step::O
             sum[r][p] = part.is_first ? Step::zeros() : Step::load_sum(start);
         }
     }
+    constexpr int CACHE = AHEAD == Ahead::STREAM ? L1_ALONE : L2_CACHE;
+    constexpr int PANELS_AHEAD = AHEAD == Ahead::PANEL ? 1 : P;
     const char* panels = part.panels;
     const char* const end = panels + part.steps * STEP_BYTES;
     const char* ahead = part.next;
-    if (CACHE == Cache::L1_ALONE && part.steps > STREAM_STEPS_AHEAD) {
+    if (AHEAD == Ahead::STREAM && part.steps > STREAM_STEPS_AHEAD) {
         ahead = panels + STREAM_STEPS_AHEAD * STEP_BYTES;
     }
     for (int64_t step = 0; step < part.steps; ++step) {
@@ -68,7 +80,9 @@ __attribute__((noinline)) void add_pass(const Part& part, const typename Step::O
             for (int p = 0; p < P; ++p) {
                 const int64_t offset = p * part.panel_bytes;
                 row[p] = Step::load_part(panels + offset, half);
-                if (half == 0) __builtin_prefetch(ahead + offset, 0, int(CACHE));
+                if (half == 0 && p < PANELS_AHEAD) {
+                    __builtin_prefetch(ahead + offset, 0, CACHE);
+                }
             }
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
@@ -82,7 +96,7 @@ __attribute__((noinline)) void add_pass(const Part& part, const typename Step::O
         panels += STEP_BYTES;
         ahead += STEP_BYTES;
         rows += Step::GROUP;
-        if (CACHE == Cache::L1_ALONE && ahead == end) ahead = part.next;
+        if (AHEAD == Ahead::STREAM && ahead == end) ahead = part.next;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -94,16 +108,16 @@ __attribute__((noinline)) void add_pass(const Part& part, const typename Step::O
 }
 
 // Calls the add_pass for a number of panels known at run time, a power of two of at most P.
-template <class Step, int R, Cache CACHE = Cache::L2, int P = pass_panels(R)>
+template <class Step, int R, Ahead AHEAD = Ahead::PART, int P = pass_panels(R)>
 void add_pass(int64_t panels, const Part& part, const typename Step::Operand* rows,
               int64_t row_stride, typename Step::Item* sums, int64_t sums_stride) {
     if constexpr (P > 1) {
         if (panels < P) {
-            return add_pass<Step, R, CACHE, P / 2>(panels, part, rows, row_stride, sums,
+            return add_pass<Step, R, AHEAD, P / 2>(panels, part, rows, row_stride, sums,
                                                    sums_stride);
         }
     }
-    add_pass<Step, CACHE, R, P>(part, rows, row_stride, sums, sums_stride);
+    add_pass<Step, AHEAD, R, P>(part, rows, row_stride, sums, sums_stride);
 }
 
 // Computes the sums of a block whose rows are those of one pass, and whose weights are not cached.
@@ -113,31 +127,47 @@ void stream_block(const Block& block, typename Step::Item* sums) {
     const auto* operands = static_cast<const typename Step::Operand*>(block.operands);
     const int64_t sums_stride = block.sums_stride();
     const auto add = [&](const Part& part, int64_t panel, int64_t count, int64_t) {
-        add_pass<Step, R, Cache::L1_ALONE, P>(count, part, operands, block.operand_stride,
-                                              sums + panel * sums_stride, sums_stride);
+        add_pass<Step, R, Ahead::STREAM, P>(count, part, operands, block.operand_stride,
+                                            sums + panel * sums_stride, sums_stride);
     };
     for_parts(block, P, block.steps, add);
+}
+
+// Rows of several passes have no more panels than passes: all are prefetched.
+static_assert(pass_panels(PASS_ROWS / 2 + 1) <= 2);
+
+// Computes the sums of a block part by part.
+template <class Step, Ahead AHEAD>
+void sum_parts(const Block& block, typename Step::Item* sums) {
+    const int64_t rows = block.rows.size();
+    const auto* operands = static_cast<const typename Step::Operand*>(block.operands);
+    const int64_t panels = pass_panels(ceil_div(rows, ceil_div(rows, PASS_ROWS)));
+    const int64_t sums_stride = block.sums_stride();
+    const auto add = [&](Part part, int64_t panel, int64_t count, int64_t step) {
+        const char* const next = part.next;
+        int64_t pass = 0;
+        for_row_blocks<PASS_ROWS>(rows, [&](int64_t first, auto pass_rows) {
+            if (AHEAD == Ahead::PANEL) {
+                // The passes prefetch the panels in turn, so that memory is read all the time and
+                // not by the first pass alone.
+                part.next = next + pass % count * part.panel_bytes;
+            }
+            ++pass;
+            add_pass<Step, pass_rows, AHEAD>(
+                count, part, operands + first * block.operand_stride + step * Step::GROUP,
+                block.operand_stride, sums + panel * sums_stride + first * PANEL, sums_stride);
+        });
+    };
+    for_parts(block, panels, PART_STEPS, add);
 }
 
 // Computes the sums of a block with vectors.
 template <class Step>
 void sum_on_vectors(const Block& block, typename Step::Item* sums) {
     const int64_t rows = block.rows.size();
-    if (rows <= PASS_ROWS && !block.is_cached) {
-        return with_constant<PASS_ROWS>(
-            rows, [&](auto count) { stream_block<Step, count>(block, sums); });
-    }
-    const auto* operands = static_cast<const typename Step::Operand*>(block.operands);
-    const int64_t panels = pass_panels(ceil_div(rows, ceil_div(rows, PASS_ROWS)));
-    const int64_t sums_stride = block.sums_stride();
-    const auto add = [&](const Part& part, int64_t panel, int64_t count, int64_t step) {
-        for_row_blocks<PASS_ROWS>(rows, [&](int64_t first, auto pass_rows) {
-            add_pass<Step, pass_rows>(
-                count, part, operands + first * block.operand_stride + step * Step::GROUP,
-                block.operand_stride, sums + panel * sums_stride + first * PANEL, sums_stride);
-        });
-    };
-    for_parts(block, panels, PART_STEPS, add);
+    if (rows > PASS_ROWS) return sum_parts<Step, Ahead::PANEL>(block, sums);
+    if (block.is_cached) return sum_parts<Step, Ahead::PART>(block, sums);
+    with_constant<PASS_ROWS>(rows, [&](auto count) { stream_block<Step, count>(block, sums); });
 }
 
 }  // namespace TACO_ISA

@@ -174,7 +174,7 @@ template <class Codes, int R, int P>
 __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRowsAt& rows,
                                           float* sums, int64_t sums_stride) {
     constexpr bool STREAMS = R <= STREAM_CODE_ROWS && P <= STREAM_CODE_PANELS;
-    constexpr Cache CACHE = STREAMS ? Cache::L1_ALONE : Cache::L2;
+    constexpr int CACHE = STREAMS ? L1_ALONE : L2_CACHE;
     const GroupOffset offset = pass.part->offset;
     const int8_t* numbers = rows.numbers;
     const int32_t *starts = rows.starts, *factors = rows.factors;
@@ -198,7 +198,7 @@ __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRows
                     const int64_t at = start + block * Codes::BYTES;
                     quads[p] = Codes::load(pass.codes[p] + at, part);
                     if (part * 64 < Codes::BYTES && !std::is_same_v<Codes, DecodedBlock>) {
-                        __builtin_prefetch(pass.next[p] + at + part * 64, 0, int(CACHE));
+                        __builtin_prefetch(pass.next[p] + at + part * 64, 0, CACHE);
                     }
                 }
 #pragma GCC unroll 16
