@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import record
@@ -28,6 +29,8 @@ from bench import record
 SOURCE = Path(__file__).with_suffix(".cpp")
 # Larger than the caches of a core. A shared cache of some hundred MB would still affect it.
 READ_BYTES = 1 << 30
+# Bytes that a loop prefetches ahead of what it reads; 0: the machine prefetches. The best counts.
+READ_AHEAD = (0, 4096)
 REPEATS = 7
 # Operations (a multiply-add is two) of one step of each loop; see roofline.cpp.
 STEP_OPERATIONS = {
@@ -114,7 +117,7 @@ def _compile() -> ctypes.CDLL:
             raise CompilerError(f"{compiler} failed:\n{done.stderr}")
         loops = ctypes.CDLL(str(library))
     loops.roofline_has.argtypes = [ctypes.c_char_p]
-    loops.roofline_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    loops.roofline_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
     loops.roofline_read.restype = ctypes.c_int64
     for loop in STEP_OPERATIONS:
         getattr(loops, f"roofline_{loop}").argtypes = [ctypes.c_int64]
@@ -127,10 +130,11 @@ def _read_rate(loops: ctypes.CDLL, memory: mmap.mmap, threads: int) -> float:
     share = READ_BYTES // threads // 4096 * 4096
     ctypes.memset(base, 1, READ_BYTES)  # untouched pages would all map to one page of zeros
 
-    def read(thread: int) -> None:
-        loops.roofline_read(base + thread * share, share)
+    def read(thread: int, ahead: int) -> None:
+        loops.roofline_read(base + thread * share, share, ahead)
 
-    return round(threads * share / _best_seconds(read, threads) / 1e9, 2)
+    best = min(_best_seconds(partial(read, ahead=ahead), threads) for ahead in READ_AHEAD)
+    return round(threads * share / best / 1e9, 2)
 
 
 def _peak(loops: ctypes.CDLL, loop: str, threads: int) -> float:
