@@ -141,8 +141,8 @@ int roofline_has(const char* set) {
     return 0;
 }
 
-// `bytes` is a multiple of 512; the data is 64-byte aligned. Prefetches what is read `ahead` bytes
-// later into the L1 cache alone; 0: what is read now, which leaves prefetching to the machine.
+// `bytes` is a multiple of 512; the data is 64-byte aligned. Each read prefetches the memory
+// `ahead` bytes later, non-temporally; with 0 only the hardware prefetches.
 __attribute__((target("avx2"))) int64_t roofline_read(const char* data, size_t bytes,
                                                       size_t ahead) {
     __m256i sums[8] = {};

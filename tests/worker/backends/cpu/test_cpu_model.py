@@ -16,6 +16,7 @@ from support.checkpoints import make_checkpoint, plant_outliers
 from support.cpu_kernels import EMULATED, NATIVE
 from support.models import load_step_model
 from support.paged import PagedRunner
+from taco_kernels.cpu.program_structs import OP_KINDS
 from taco_worker.backends.cpu import cpu_model
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.sampling.token_masks import TokenMasks, mask_of, num_words
@@ -126,11 +127,34 @@ def test_bits_do_not_depend_on_the_size_of_the_cache(
     checkpoint: Path, isa: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def logits(cache_bytes: int) -> Tensor:
-        monkeypatch.setattr(cpu_model, "shared_cache_bytes", lambda: cache_bytes)
+        monkeypatch.setattr(cpu_model, "last_level_cache_bytes", lambda: cache_bytes)
         runner = PagedRunner(load(checkpoint, isa, kind))
-        return torch.cat([runner.step({"a": TOKENS[at : at + 3]})["a"] for at in range(0, 45, 3)])
+        steps = [TOKENS[:1], TOKENS[1:3], TOKENS[3:6], TOKENS[6:]]
+        return torch.cat([runner.step({"a": step})["a"] for step in steps])
 
     assert torch.equal(logits(0), logits(1 << 40))
+
+
+@pytest.mark.parametrize("spare_bytes", [-1, 0])
+def test_the_program_knows_whether_all_weights_fit_in_the_cache(
+    tmp_path: Path, spare_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, architecture="MixtralForCausalLM")
+    model = load(tmp_path, NATIVE[0], "bfloat16")
+    assert isinstance(model, cpu_model.CpuModel)
+    cache_bytes = model._weights.memory.numel() + spare_bytes
+    monkeypatch.setattr(cpu_model, "last_level_cache_bytes", lambda: cache_bytes)
+    PagedRunner(model)
+
+    program = model._ready()
+    linears = [op for op in program._arrays[1] if OP_KINDS[op.kind] == "linear"]
+    found = {bool(op.matrix.is_cached) for op in linears}
+    found.add(bool(program._program.lm_head.is_cached))
+    for experts in model._weights.experts.values():
+        found |= {bool(struct.is_cached) for struct in experts.structs}
+    assert linears
+    assert model._weights.experts
+    assert found == {spare_bytes >= 0}
 
 
 def test_most_likely_tokens_match_the_logits(checkpoint: Path, isa: str) -> None:

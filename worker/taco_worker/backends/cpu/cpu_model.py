@@ -12,8 +12,8 @@ from taco_kernels.cpu.program import MostLikely, ProgramRunner
 from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.kv_format import KVFormat
 from taco_kernels.library import CpuKernels
+from taco_kernels.native.cache_size import last_level_cache_bytes
 from taco_kernels.native.decode_rows import DecodeRows
-from taco_kernels.native.shared_cache import shared_cache_bytes
 from taco_proto.steps import IntArray
 from taco_worker.backends.cpu.assembly import Assembly
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
@@ -97,7 +97,7 @@ class CpuModel:
             block_size,
             self.plan.kv_entries,
         )
-        self._weights.note_shared_cache(shared_cache_bytes())
+        self._weights.note_cache_size(last_level_cache_bytes())
         self._assembly = Assembly(self.plan, self._weights, max_model_len)
         self._runner = self._assembly.runner(self._kernels, cache)
         self._runner.keep_hidden(self._kept_layers)

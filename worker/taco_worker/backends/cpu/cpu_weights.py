@@ -186,10 +186,11 @@ class CpuWeights:
         else:
             self._matrix(parameter, order)
 
-    def note_shared_cache(self, num_bytes: int) -> None:
-        """Tell the matrices whether they all fit in a cache of this size: see csrc/matmul/matrix.h.
+    def note_cache_size(self, num_bytes: int) -> None:
+        """Set `is_cached` of all matrices: whether they fit together in a cache of this size.
 
-        Kernels read weights in the cache and weights in memory in different orders.
+        Kernels read weights from memory in another order than weights from the cache. This is an
+        estimate: other models and processes use the cache too.
         """
         is_cached = self.memory.numel() <= num_bytes
         structs = [matrix.struct for matrix in self.matrices.values()]

@@ -44,7 +44,8 @@ struct Matrix {
     const CodePart* parts = nullptr;  // [num_parts], of a matrix of codes; each panel is in one
     int64_t num_parts = 0;
     ColumnOrder order = {};  // of the operands that it multiplies
-    // All weights of its model fit in the shared cache, so they are there since the last step.
+    // All weights of its model fit in the last-level cache: they are likely there since the last
+    // step. It changes no bit.
     bool is_cached = false;
 
     int64_t num_panels() const { return ceil_div(n, PANEL); }

@@ -23,29 +23,25 @@ constexpr int pass_panels(int64_t rows) {
 // some rows stay in the L1 and L2 caches. Sums are kept exactly between parts.
 constexpr int64_t PART_STEPS = 256;
 
-// The rows of one pass wait for memory, which is read fastest as one stream: eight panels side by
-// side, which are eight streams, came at half to three quarters of its speed (measured on Zen 5).
-// So a pass has few panels. One is enough if its sum is ready before its next bytes arrive: where a
-// step is one instruction, not one after the other for each part of a panel's row. Weights in the
-// cache arrive earlier.
+// The rows of one pass wait for memory, which is fastest as one stream: as eight streams, of eight
+// panels side by side, it has half to three quarters of that speed on Zen 5. So a pass has few
+// panels. One is enough if its sums are ready before its next bytes arrive. Two dependent FMAs a
+// step take too long for that. Weights in the cache arrive earlier, so they take more panels.
 template <class Step>
 constexpr int stream_panels(int rows) {
     return std::min(rows <= 8 ? Step::STREAM_PANELS : 2, pass_panels(rows));
 }
 constexpr int64_t STREAM_STEPS_AHEAD = 64;  // 4 KB
 
-// Where memory is prefetched to: localities of __builtin_prefetch. What is used once goes to the L1
-// cache alone, so that the other caches keep activations, KV and the host's memory.
-constexpr int L1_ALONE = 0, L2_CACHE = 2;
+// Localities of __builtin_prefetch. A non-temporal prefetch fills the L1 cache alone: weights that
+// are used once then evict no activations, KV or host memory from the L2 and last-level caches.
+constexpr int NON_TEMPORAL = 0, L2_CACHE = 2;
 
-// What the steps of a pass prefetch.
+// The memory that the steps of a pass prefetch.
 enum class Ahead {
-    // What is read STREAM_STEPS_AHEAD later, into the L1 cache alone.
-    STREAM,
-    // The next part, into the L2 cache.
-    PART,
-    // The panel at `next`, into the L2 cache.
-    PANEL,
+    STREAM,  // STREAM_STEPS_AHEAD of the same panels, then the next panels; non-temporal
+    PART,    // all panels of the next part, into the L2 cache
+    PANEL,   // the panel at `next`, into the L2 cache
 };
 
 // sums[p][r] (from zero at the first step) += rows x panels. Never inlined: otherwise the compiler
@@ -63,7 +59,7 @@ __attribute__((noinline)) void add_pass(const Part& part, const typename Step::O
             sum[r][p] = part.is_first ? Step::zeros() : Step::load_sum(start);
         }
     }
-    constexpr int CACHE = AHEAD == Ahead::STREAM ? L1_ALONE : L2_CACHE;
+    constexpr int CACHE = AHEAD == Ahead::STREAM ? NON_TEMPORAL : L2_CACHE;
     constexpr int PANELS_AHEAD = AHEAD == Ahead::PANEL ? 1 : P;
     const char* panels = part.panels;
     const char* const end = panels + part.steps * STEP_BYTES;

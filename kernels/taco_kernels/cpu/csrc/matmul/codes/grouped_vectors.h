@@ -18,14 +18,15 @@ namespace TACO_ISA {
 
 constexpr int MOST_PASS_PANELS = 8;
 
-// One or two rows wait for memory, as in stream_panels; here a sum waits for scales too, so that
-// two panels are faster than one.
+// One or two rows wait for memory: see stream_panels. A sum waits for scales too, so two panels are
+// faster than one.
 constexpr int STREAM_CODE_ROWS = 2, STREAM_CODE_PANELS = 2;
-static_assert(pass_panels(STREAM_CODE_ROWS) >= STREAM_CODE_PANELS);
+inline bool streams_codes(const Block& block) {
+    return block.rows.size() <= STREAM_CODE_ROWS && !block.is_cached;
+}
 inline int code_panels(const Block& block) {
-    const int64_t rows = block.rows.size();
-    if (rows <= STREAM_CODE_ROWS && !block.is_cached) return STREAM_CODE_PANELS;
-    return pass_panels(ceil_div(rows, ceil_div(rows, CODE_PASS_ROWS)));
+    if (streams_codes(block)) return STREAM_CODE_PANELS;
+    return pass_panels(ceil_div(block.rows.size(), ceil_div(block.rows.size(), CODE_PASS_ROWS)));
 }
 
 // A block of codes: PARTS quads of sixteen columns of W^T.
@@ -170,11 +171,10 @@ struct GroupRowsAt {
 
 // sums[p][r] (from zero at the first group) += rows x panels over some groups. Never inlined: as
 // add_pass.
-template <class Codes, int R, int P>
-__attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRowsAt& rows,
-                                          float* sums, int64_t sums_stride) {
-    constexpr bool STREAMS = R <= STREAM_CODE_ROWS && P <= STREAM_CODE_PANELS;
-    constexpr int CACHE = STREAMS ? L1_ALONE : L2_CACHE;
+template <class Codes, int R, int P, bool STREAMS>
+__attribute__((noinline)) void add_panel_groups(const GroupPass& pass, const GroupRowsAt& rows,
+                                                float* sums, int64_t sums_stride) {
+    constexpr int CACHE = STREAMS ? NON_TEMPORAL : L2_CACHE;
     const GroupOffset offset = pass.part->offset;
     const int8_t* numbers = rows.numbers;
     const int32_t *starts = rows.starts, *factors = rows.factors;
@@ -239,14 +239,16 @@ __attribute__((noinline)) void add_groups(const GroupPass& pass, const GroupRows
     }
 }
 
-// Calls the add_groups for a number of panels known at run time, a power of two.
-template <class Codes, int R, int P = pass_panels(R)>
+// Adds a number of panels known at run time, a power of two. STREAMS: as Ahead::STREAM.
+template <class Codes, int R, bool STREAMS, int P = STREAMS ? STREAM_CODE_PANELS : pass_panels(R)>
 void add_groups(int64_t panels, const GroupPass& pass, const GroupRowsAt& rows, float* sums,
                 int64_t sums_stride) {
     if constexpr (P > 1) {
-        if (panels < P) return add_groups<Codes, R, P / 2>(panels, pass, rows, sums, sums_stride);
+        if (panels < P) {
+            return add_groups<Codes, R, STREAMS, P / 2>(panels, pass, rows, sums, sums_stride);
+        }
     }
-    add_groups<Codes, R, P>(pass, rows, sums, sums_stride);
+    add_panel_groups<Codes, R, P, STREAMS>(pass, rows, sums, sums_stride);
 }
 
 // The sums of a block, floats, without the scales of rows.
@@ -329,11 +331,19 @@ private:
                 const GroupRowsAt rows = {rows_.numbers(row, pass_rows, group * columns),
                                           rows_.starts(row, pass_rows, group),
                                           rows_.factors(row, pass_rows, group)};
-                const auto add =
-                    decodes ? add_groups<DecodedBlock, pass_rows> : add_groups<Codes, pass_rows>;
-                add(panels.size(), pass, rows, sums + row * PANEL, sums_stride);
+                adder<Codes, pass_rows>(decodes)(panels.size(), pass, rows, sums + row * PANEL,
+                                                 sums_stride);
             });
         }
+    }
+
+    // The add_groups for R rows. `decodes`: a DecodedRun has the codes.
+    template <class Codes, int R>
+    auto adder(bool decodes) const {
+        if constexpr (R <= STREAM_CODE_ROWS) {
+            if (streams_codes(block_)) return add_groups<Codes, R, true>;
+        }
+        return decodes ? add_groups<DecodedBlock, R, false> : add_groups<Codes, R, false>;
     }
 
     // Loads the scales and offsets of a run of the panel at `index` of a pass.

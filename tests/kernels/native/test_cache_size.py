@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from taco_kernels.native.shared_cache import shared_cache_bytes
+from taco_kernels.native.cache_size import last_level_cache_bytes
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ def test_the_largest_cache_counts(tmp_path: Path, sizes: list[str], expected: in
     for index, size in enumerate(sizes):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(size)
-    assert shared_cache_bytes(tmp_path) == expected
+    assert last_level_cache_bytes(tmp_path) == expected
 
 
-def test_the_system_may_tell_nothing(tmp_path: Path) -> None:
-    assert shared_cache_bytes(tmp_path / "missing") == 0
+def test_the_system_may_report_nothing(tmp_path: Path) -> None:
+    assert last_level_cache_bytes(tmp_path / "missing") == 0

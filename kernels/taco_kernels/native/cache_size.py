@@ -1,4 +1,4 @@
-"""The size of the cache that cores share."""
+"""The size of the last-level cache."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,8 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 
-def shared_cache_bytes(caches: Path = _CACHES) -> int:
-    """The size of the largest cache of a core; 0 if the system does not tell."""
+def last_level_cache_bytes(caches: Path = _CACHES) -> int:
+    """The size of the largest cache that a core uses; 0 if the system does not report any."""
     sizes = [0]
     for file in caches.glob("index*/size"):
         try:
