@@ -18,6 +18,10 @@ constexpr int pass_panels(int64_t rows) {
     while (panels < 8 && 2 * panels * rows <= MAX_ACCUMULATORS) panels *= 2;
     return panels;
 }
+// The same where passes of at most `most` rows share `rows` evenly.
+constexpr int pass_panels(int64_t rows, int64_t most) {
+    return pass_panels(ceil_div(rows, ceil_div(rows, most)));
+}
 
 // Steps of a part that several passes of rows use. Those of two panels are 32 KB, so that they and
 // some rows stay in the L1 and L2 caches. Sums are kept exactly between parts.
@@ -26,7 +30,8 @@ constexpr int64_t PART_STEPS = 256;
 // The rows of one pass wait for memory, which is fastest as one stream: as eight streams, of eight
 // panels side by side, it has half to three quarters of that speed on Zen 5. So a pass has few
 // panels. One is enough if its sums are ready before its next bytes arrive. Two dependent FMAs a
-// step take too long for that. Weights in the cache arrive earlier, so they take more panels.
+// step take too long for that, and more than eight rows spend less time on loads of operands if two
+// panels share them. Weights in the cache arrive earlier, so they take more panels.
 template <class Step>
 constexpr int stream_panels(int rows) {
     return std::min(rows <= 8 ? Step::STREAM_PANELS : 2, pass_panels(rows));
@@ -137,7 +142,7 @@ template <class Step, Ahead AHEAD>
 void sum_parts(const Block& block, typename Step::Item* sums) {
     const int64_t rows = block.rows.size();
     const auto* operands = static_cast<const typename Step::Operand*>(block.operands);
-    const int64_t panels = pass_panels(ceil_div(rows, ceil_div(rows, PASS_ROWS)));
+    const int64_t panels = pass_panels(rows, PASS_ROWS);
     const int64_t sums_stride = block.sums_stride();
     const auto add = [&](Part part, int64_t panel, int64_t count, int64_t step) {
         const char* const next = part.next;

@@ -26,7 +26,7 @@ inline bool streams_codes(const Block& block) {
 }
 inline int code_panels(const Block& block) {
     if (streams_codes(block)) return STREAM_CODE_PANELS;
-    return pass_panels(ceil_div(block.rows.size(), ceil_div(block.rows.size(), CODE_PASS_ROWS)));
+    return pass_panels(block.rows.size(), CODE_PASS_ROWS);
 }
 
 // A block of codes: PARTS quads of sixteen columns of W^T.

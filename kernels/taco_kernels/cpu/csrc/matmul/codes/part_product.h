@@ -68,7 +68,7 @@ public:
     void run_decoded() {
         alignas(64) char decoded[DECODED_BYTES];
         const int64_t rows = block_.rows.size();
-        const int64_t most = pass_panels(ceil_div(rows, ceil_div(rows, PASS_ROWS)));
+        const int64_t most = pass_panels(rows, PASS_ROWS);
         for (int64_t index = 0, count; index < panels_.count; index += count) {
             count = most;
             while (count > panels_.count - index) count /= 2;
