@@ -61,7 +61,9 @@ public:
     // Every thread calls this first.
     static void begin_thread() { configure_whole_tiles(); }
 
-    AmxAttention(const Attention& attention, const QueryBlock& queries, const Scratch& scratch)
+    // Reads nothing ahead for the thread's next item.
+    AmxAttention(const Attention& attention, const QueryBlock& queries, const ItemNeighbors&,
+                 const Scratch& scratch)
         : kv_(attention.cache.entry(attention.entry)),
           scratch_(scratch),
           rows_(attention, queries, scratch.positions, scratch.scales),

@@ -8,6 +8,8 @@
 // (attention_plan.h).
 #pragma once
 
+#include <optional>
+
 #include "attention/amx_attention.h"
 #include "attention/attention_plan.h"
 #include "attention/vector_attention.h"
@@ -120,9 +122,10 @@ inline void write_block(const Attention& attention, const QueryBlock& block,
 
 template <class BlockAttention>
 inline void attend_item(const Attention& attention, const AttentionItem& item,
+                        const ItemNeighbors& neighbors,
                         const AttentionWorkspace<BlockAttention>& workspace,
                         const typename BlockAttention::Scratch& scratch) {
-    BlockAttention block(attention, item.block, scratch);
+    BlockAttention block(attention, item.block, neighbors, scratch);
     if (item.is_part) {
         block.attend_spans(item.spans, [&](int64_t span) {
             return workspace.record(item.first_record + span - item.spans.begin);
@@ -156,8 +159,14 @@ inline void attend_blocks(Thread& thread, const Attention& attention) {
 
     BlockAttention::begin_thread();
     PlanWalk items(plan);
-    thread.share(plan.num_items(), 1, [&](int64_t begin, int64_t) {
-        attend_item(attention, items.item(begin), workspace, scratch);
+    int64_t announced = -1;
+    thread.share_ahead(plan.num_items(), [&](int64_t index, int64_t next_index) {
+        const AttentionItem item = items.item(index);
+        std::optional<AttentionItem> next;
+        if (next_index >= 0) next = items.item(next_index);
+        const ItemNeighbors neighbors = {index == announced, next ? &*next : nullptr};
+        attend_item(attention, item, neighbors, workspace, scratch);
+        announced = next_index;
     });
     if (plan.num_split_blocks() == 0) return;
     PlanWalk blocks(plan);

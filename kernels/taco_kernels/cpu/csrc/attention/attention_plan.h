@@ -51,6 +51,12 @@ struct AttentionItem {
     int64_t first_record;  // of a part: first record of its span sums
 };
 
+// What a thread does before and after an item.
+struct ItemNeighbors {
+    bool was_announced;         // as the next item of the one before
+    const AttentionItem* next;  // null: unknown
+};
+
 class AttentionPlan {
 public:
     AttentionPlan(const Attention& attention, int num_threads) : attention_(attention) {

@@ -7,6 +7,22 @@
 
 namespace TACO_ISA {
 
+// The tokens of a span that a query at `position` sees, if it sees their blocks.
+inline Range tokens_seen_at(const Attention& attention, int64_t position, int64_t span) {
+    const auto clamp = [&](int64_t x) { return std::clamp<int64_t>(x - span * SPAN, 0, SPAN); };
+    const int64_t window = attention.window;
+    return {clamp(window ? position - window + 1 : 0), clamp(position + 1)};
+}
+
+// The panels of a span that any query from position `first` to `last` sees: both ends of what a
+// query sees grow with its position.
+inline Range panels_seen_between(const Attention& attention, int64_t first, int64_t last,
+                                 int64_t span) {
+    const int64_t begin = tokens_seen_at(attention, first, span).begin / PANEL;
+    const int64_t end = ceil_div(tokens_seen_at(attention, last, span).end, PANEL);
+    return {begin, std::max(begin, end)};
+}
+
 class QueryRows {
 public:
     // `positions` and `scales`: memory for as many numbers as the block has rows.
@@ -43,16 +59,12 @@ public:
 
     // The tokens of a span that a row sees, if it sees their blocks.
     Range tokens_seen(int64_t row, int64_t span) const {
-        const auto clamp = [](int64_t x) { return std::clamp<int64_t>(x, 0, SPAN); };
-        const int64_t position = positions_[row] - span * SPAN, window = attention_.window;
-        return {clamp(window ? position - window + 1 : 0), clamp(position + 1)};
+        return tokens_seen_at(attention_, positions_[row], span);
     }
-    // The panels of a span that any of `count` rows sees: both ends of what a row sees grow with
-    // the rows.
+    // The panels of a span that any of `count` rows sees.
     Range panels_seen(int64_t first, int64_t count, int64_t span) const {
-        const int64_t begin = tokens_seen(first, span).begin;
-        const int64_t end = tokens_seen(first + count - 1, span).end;
-        return {begin / PANEL, std::max(begin / PANEL, ceil_div(end, PANEL))};
+        return panels_seen_between(attention_, positions_[first], positions_[first + count - 1],
+                                   span);
     }
 
     // Bits of the panels that a row sees by the block-sparse pattern.

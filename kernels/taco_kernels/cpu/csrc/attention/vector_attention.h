@@ -58,8 +58,11 @@ public:
 
     static void begin_thread() {}
 
-    VectorAttention(const Attention& attention, const QueryBlock& queries, const Scratch& scratch)
-        : kv_(attention.cache.entry(attention.entry)),
+    VectorAttention(const Attention& attention, const QueryBlock& queries,
+                    const ItemNeighbors& neighbors, const Scratch& scratch)
+        : attention_(attention),
+          neighbors_(neighbors),
+          kv_(attention.cache.entry(attention.entry)),
           scratch_(scratch),
           rows_(attention, queries, scratch.positions, scratch.scales),
           locator_(attention, queries),
@@ -90,7 +93,7 @@ public:
 private:
     struct Spans {
         SpanPanels<Source>* now;
-        SpanPanels<Source>* next;  // null: none
+        SpanPanels<Source>* next;  // maybe of the thread's next item; null: none
         bool is_first;             // nothing was prefetched
     };
 
@@ -105,9 +108,21 @@ private:
         SpanPanels<Source>* now = locate(spans.begin);
         for (int64_t s = spans.begin; s < spans.end; ++s) {
             SpanPanels<Source>* next = s + 1 < spans.end ? locate(s + 1) : nullptr;
-            attend(s, Spans{now, next, s == spans.begin});
+            if (next == nullptr && neighbors_.next) {
+                next = &located[(s + 1) % 2];
+                *next = locate_first(*neighbors_.next);
+            }
+            attend(s, Spans{now, next, s == spans.begin && !neighbors_.was_announced});
             now = next;
         }
+    }
+
+    // The first span of another item.
+    SpanPanels<Source> locate_first(const AttentionItem& item) const {
+        const int64_t first = item.block.first_position, span = item.spans.begin;
+        return SpanLocator<Source>(attention_, item.block)
+            .locate(span, panels_seen_between(attention_, first, first + item.block.num_tokens - 1,
+                                              span));
     }
 
     void encode_queries() {
@@ -312,6 +327,8 @@ private:
         });
     }
 
+    const Attention& attention_;
+    const ItemNeighbors neighbors_;
     const EntryKV kv_;
     const Scratch& scratch_;
     const QueryRows rows_;

@@ -38,6 +38,25 @@ public:
         barrier();
     }
 
+    // As `share` in chunks of one item, for items that prefetch what the next one reads. Calls
+    // body(item, next): `next` is what the thread does afterwards, or -1 if that is open. The last
+    // items are taken one by one, so that no thread holds two while another is idle.
+    template <class Body>
+    void share_ahead(int64_t items, Body body) {
+        std::atomic<int64_t>& counter = next_counter();
+        const auto take = [&] { return counter.fetch_add(1, std::memory_order_relaxed); };
+        const int64_t last_items = items - 2 * count_;
+        for (int64_t item = take(); item < items;) {
+            const int64_t next = item < last_items ? take() : -1;
+            {
+                const Span span(log_, SpanKind::part, item);
+                body(item, next < items ? next : -1);
+            }
+            item = next >= 0 ? next : take();
+        }
+        barrier();
+    }
+
 private:
     // The counter of this shared loop, 0 when the first thread arrives.
     std::atomic<int64_t>& next_counter();
