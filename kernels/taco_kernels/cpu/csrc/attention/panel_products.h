@@ -13,12 +13,14 @@ constexpr int PAIR_ROWS = MAX_ACCUMULATORS > 16            ? 14
                           : std::is_same_v<Element, float> ? 3
                                                            : 2;
 
-// sums[p][r] += rows[r] x panels[p] over `k` (even for pairs), in the order of k.
-template <class Element, int R, int P>
+// sums[p][r] += rows[r] x panels[p] over `k` (even for pairs), in the order of k. beside(i) is
+// called for each number or pair.
+template <class Element, int R, int P, class Beside>
 inline void dot_panels(F32 (&sums)[P][R], const OperandOf<Element>* rows, int64_t row_stride,
-                       const Element* const (&panels)[P], int64_t k) {
+                       const Element* const (&panels)[P], int64_t k, Beside beside) {
     constexpr int64_t group = std::is_same_v<Element, float> ? 1 : 2;
     for (int64_t i = 0; i < k; i += group) {
+        beside(i);
         if constexpr (group == 1) {
             F32 columns[P];
             for (int p = 0; p < P; ++p) columns[p] = load(panels[p] + i * PANEL);

@@ -123,11 +123,13 @@ class SpanFetch {
 public:
     SpanFetch() = default;
 
-    static SpanFetch keys(const SpanPanels<Element>& in) {
-        return SpanFetch(in, in.keys, 1, 0, in.key_depth * PANEL);
+    static SpanFetch keys(const SpanPanels<Element>& in) { return keys(in, in.panels); }
+    // Only of some panels.
+    static SpanFetch keys(const SpanPanels<Element>& in, Range panels) {
+        return SpanFetch(panels, in.keys, 1, 0, in.key_depth * PANEL);
     }
     static SpanFetch values(const SpanPanels<Element>& in) {
-        return SpanFetch(in, in.values, in.value_panels, in.value_stride, PANEL * PANEL);
+        return SpanFetch(in.panels, in.values, in.value_panels, in.value_stride, PANEL * PANEL);
     }
 
     int64_t bytes() const { return (end_ - panel_) * pieces_ * piece_bytes_; }
@@ -147,11 +149,11 @@ public:
     }
 
 private:
-    SpanFetch(const SpanPanels<Element>& in, const Element* const* panels, int64_t pieces,
-              int64_t stride, int64_t items)
+    SpanFetch(Range range, const Element* const* panels, int64_t pieces, int64_t stride,
+              int64_t items)
         : panels_(panels),
-          panel_(in.panels.begin),
-          end_(pieces ? in.panels.end : in.panels.begin),
+          panel_(range.begin),
+          end_(pieces ? range.end : range.begin),
           pieces_(pieces),
           stride_(stride),
           piece_bytes_(items * int64_t(sizeof(Element))) {}
@@ -159,6 +161,20 @@ private:
     const Element* const* panels_ = nullptr;
     int64_t panel_ = 0, end_ = 0, piece_ = 0, pieces_ = 0, stride_ = 0;
     int64_t offset_ = 0, piece_bytes_ = 0;
+};
+
+// Prefetches panels line by line, beside the product with other ones: as much as the product has
+// read of its own.
+template <class Element, int P>
+struct FetchLines {
+    const Element* panels[P];
+
+    [[gnu::always_inline]] void operator()(int64_t i) const {
+        for (const Element* panel : panels) __builtin_prefetch(panel + i * PANEL);
+    }
+};
+struct FetchNothing {
+    void operator()(int64_t) const {}
 };
 
 template <class Source>

@@ -14,6 +14,11 @@ namespace TACO_ISA {
 template <class Source>
 class VectorAttention {
     using Operand = OperandOf<Source>;
+    // How memory is read ahead. Products of int8 take longer than memory, and fetch lines beside
+    // their steps. Longer numbers keep memory busy, which is fastest in runs of lines between
+    // products; so does float8, which was 4 to 13% slower with lines.
+    template <class Element>
+    static constexpr bool FETCHES_LINES = std::is_same_v<Element, int8_t>;
 
 public:
     // Memory of one thread.
@@ -144,10 +149,16 @@ private:
     void attend_span(int64_t span, const Spans& spans, const SpanSums& out) {
         if (rows_.is_sparse() && find_seen_blocks(span) == 0) return SpanSums(out).clear();
         const SpanPanels<Source>& source = *spans.now;
-        key_fetch_ = spans.next ? SpanFetch<Source>::keys(*spans.next) : SpanFetch<Source>();
+        next_ = spans.next;
+        key_fetch_ = next_ ? SpanFetch<Source>::keys(*next_) : SpanFetch<Source>();
         if (std::is_same_v<Source, Operand> || rows_.count() <= 2 * ROWS_AT_ONCE<Source>) {
-            value_fetch_ = SpanFetch<Source>::values(source);
             is_first_span_ = spans.is_first;
+            if (FETCHES_LINES<Source> && !kv_.is_latent) {
+                value_fetch_ = SpanFetch<Source>();
+                if (next_) key_fetch_ = SpanFetch<Source>::keys(*next_, panels_left(source));
+            } else {
+                value_fetch_ = SpanFetch<Source>::values(source);
+            }
             return attend_panels(span, source, source, out);
         }
         if constexpr (!std::is_same_v<Source, Operand>) {
@@ -161,6 +172,12 @@ private:
             is_first_span_ = false;
             attend_panels(span, source, wide, out);
         }
+    }
+
+    // The next span's panels of keys that the products with `now`'s values do not fetch.
+    Range panels_left(const SpanPanels<Source>& now) const {
+        const Range next = next_->panels;
+        return {std::min(next.begin + now.panels.size(), next.end), next.end};
     }
 
     // Sets which panels each row sees by the block-sparse pattern; returns the bits of those that
@@ -207,24 +224,39 @@ private:
                 const bool right =
                     has_two && p + 1 >= seen.begin && p + 1 < seen.end && any_row_sees(p + 1);
                 if (left && right) {
-                    score<2>(first, count, {in.keys[p], in.keys[p + 1]}, in.key_depth, p);
+                    score<2>(first, count, in, p);
                 } else if (left) {
-                    score<1>(first, count, {in.keys[p]}, in.key_depth, p);
+                    score<1>(first, count, in, p);
                 } else if (right) {
-                    score<1>(first, count, {in.keys[p + 1]}, in.key_depth, p + 1);
+                    score<1>(first, count, in, p + 1);
                 }
             });
         }
     }
 
     template <int P, int R, class Element>
-    void score(int64_t first, std::integral_constant<int, R>, const Element* const (&keys)[P],
-               int64_t depth, int64_t panel) {
+    void score(int64_t first, std::integral_constant<int, R>, const SpanPanels<Element>& in,
+               int64_t panel) {
         F32 sums[P][R];
         for (auto& row : sums) {
             for (F32& sum : row) sum = zero();
         }
-        dot_panels(sums, scratch_.queries + first * query_stride_, query_stride_, keys, depth);
+        const Operand* queries = scratch_.queries + first * query_stride_;
+        const Element* keys[P];
+        for (int i = 0; i < P; ++i) keys[i] = in.keys[panel + i];
+        if (FETCHES_LINES<Element> && !kv_.is_latent && first == 0) {
+            for (int64_t d = 0; d < in.key_depth; d += PANEL) {
+                const int64_t dim_panel = std::min(d / PANEL, in.value_panels - 1);
+                FetchLines<Element, P> fetch;
+                for (int i = 0; i < P; ++i) {
+                    fetch.panels[i] = in.values[panel + i] + dim_panel * in.value_stride;
+                }
+                dot_panels(sums, queries + d, query_stride_, keys, PANEL, fetch);
+                for (int i = 0; i < P; ++i) keys[i] += PANEL * PANEL;
+            }
+        } else {
+            dot_panels(sums, queries, query_stride_, keys, in.key_depth, FetchNothing());
+        }
         for (int r = 0; r < R; ++r) {
             for (int p = 0; p < P; ++p) {
                 store(scratch_.scores + RowOrder::score(first + r, panel + p), sums[p][r]);
@@ -255,26 +287,23 @@ private:
 
     template <class Element>
     void sum_values(int64_t span, const SpanPanels<Element>& in, const SpanSums& out) {
-        const auto at = [&](int64_t p, int64_t d) {
-            return in.values[p] + d / PANEL * in.value_stride;
-        };
         const int64_t products = in.panels.size() * ceil_div(out.padded_dim, 2 * PANEL);
         key_fetch_bytes_ = key_fetch_.bytes() / std::max<int64_t>(1, products);
         int64_t d = 0;
         for (; d + PANEL < out.padded_dim; d += 2 * PANEL) {
             for_row_blocks<PAIR_ROWS<Element>>(rows_.count(), [&](int64_t first, auto count) {
-                sum_panels<2, Element>(span, d, first, count, out, at);
+                sum_panels<2>(span, d, first, count, in, out);
             });
         }
         if (d == out.padded_dim) return;
         for_row_blocks<PAIR_ROWS<Element>>(rows_.count(), [&](int64_t first, auto count) {
-            sum_panels<1, Element>(span, d, first, count, out, at);
+            sum_panels<1>(span, d, first, count, in, out);
         });
     }
 
-    template <int P, class Element, int R, class At>
+    template <int P, int R, class Element>
     void sum_panels(int64_t span, int64_t d, int64_t first, std::integral_constant<int, R>,
-                    const SpanSums& out, At at) {
+                    const SpanPanels<Element>& in, const SpanSums& out) {
         const Range seen = rows_.panels_seen(first, R, span);
         F32 sums[P][R];
         for (auto& row : sums) {
@@ -282,16 +311,36 @@ private:
         }
         for (int64_t p = seen.begin; p < seen.end; ++p) {
             if (!any_row_sees(p)) continue;
+            const Operand* weights = scratch_.weights + RowOrder::weight(first, p);
             const Element* panels[P];
-            for (int i = 0; i < P; ++i) panels[i] = at(p, d + i * PANEL);
+            for (int i = 0; i < P; ++i) {
+                panels[i] = in.values[p] + (d / PANEL + i) * in.value_stride;
+            }
             key_fetch_.fetch(key_fetch_bytes_);
-            dot_panels(sums, scratch_.weights + RowOrder::weight(first, p), RowOrder::STRIDE,
-                       panels, PANEL);
+            if constexpr (FETCHES_LINES<Element>) {
+                FetchLines<Element, P> fetch;
+                if (first == 0 && find_next_keys(fetch, p - in.panels.begin, d)) {
+                    dot_panels(sums, weights, RowOrder::STRIDE, panels, PANEL, fetch);
+                    continue;
+                }
+            }
+            dot_panels(sums, weights, RowOrder::STRIDE, panels, PANEL, FetchNothing());
         }
         float* values = out.values + first * out.padded_dim + d;
         for (int r = 0; r < R; ++r) {
             for (int i = 0; i < P; ++i) store(values + r * out.padded_dim + i * PANEL, sums[i][r]);
         }
+    }
+
+    // Finds the dims from `d` on of the next span's panel `index` of keys; returns false if there
+    // are none.
+    template <int P>
+    bool find_next_keys(FetchLines<Source, P>& out, int64_t index, int64_t d) const {
+        if (!next_ || index >= next_->panels.size() || d + P * PANEL > next_->key_depth)
+            return false;
+        const Source* keys = next_->keys[next_->panels.begin + index] + d * PANEL;
+        for (int i = 0; i < P; ++i) out.panels[i] = keys + i * PANEL * PANEL;
+        return true;
     }
 
     // As sum_values, where a value is the beginning of its key. Sixteen dims of all tokens are
@@ -334,6 +383,7 @@ private:
     const QueryRows rows_;
     const SpanLocator<Source> locator_;
     const int64_t query_stride_;
+    const SpanPanels<Source>* next_ = nullptr;   // the next span; null: none
     SpanFetch<Source> value_fetch_, key_fetch_;  // of this span; of the next one
     int64_t key_fetch_bytes_ = 0;                // with each product of values
     bool is_first_span_ = false;                 // its keys were not fetched before
