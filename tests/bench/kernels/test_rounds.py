@@ -1,0 +1,42 @@
+"""Rounds of the kernel benchmarks: waiting for the threads of other libraries."""
+
+from collections.abc import Iterable
+from itertools import repeat
+
+import pytest
+
+from bench.kernels import rounds
+
+
+class FakeTime:
+    """A clock that moves while the caller sleeps; `busy` are the shares of the sleeps that some
+    thread computes.
+    """
+
+    def __init__(self, busy: Iterable[float]) -> None:
+        self._busy = iter(busy)
+        self._used = self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return self._used
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self._used += seconds * next(self._busy)
+
+
+def test_waits_until_spinning_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime([0.8, 0.7, 0.01, 0.9])
+    monkeypatch.setattr(rounds, "time", clock)
+    rounds.wait_until_idle()
+    assert clock.now == pytest.approx(3 * rounds.IDLE_SECONDS)
+
+
+def test_gives_up_waiting_for_threads_that_spin_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime(repeat(1.0))
+    monkeypatch.setattr(rounds, "time", clock)
+    rounds.wait_until_idle()
+    assert clock.now == pytest.approx(1, abs=2 * rounds.IDLE_SECONDS)
