@@ -5,11 +5,11 @@
 
 Decode attends with one token per sequence, over enough layers to exceed the CPU caches. Blocks
 are shuffled, as in a pool that has served for a while. Prefill attends with all tokens of one
-prompt. Each round times TACO and torch one after the other. A figure is the best round, because
-other load only adds time. `of_read` is relative to the time to read the KV once at the measured
-bandwidth, `of_peak` to the time of the operations at the measured peak, and `share` to the longer
-of both. torch gets contiguous keys and values, which paged KV never is. torch is very slow with
-latent KV of many long sequences; `--without-torch` times TACO alone:
+prompt. Each round times TACO, torch and reads of memory one after the other. A figure is the best
+round, because other load only adds time. `of_read` is relative to the time to read the KV once at
+the measured bandwidth, `of_peak` to the time of the operations at the measured peak, and `share` to
+the longer of both. torch gets contiguous keys and values, which paged KV never is. torch is very
+slow with latent KV of many long sequences; `--without-torch` times TACO alone:
 
     python -m bench.kernels.attention --model deepseek-v3 --phase decode --without-torch \\
         --batch 16 --context 8192

@@ -6,11 +6,13 @@
 Every matrix has enough copies to exceed the CPU caches. They are multiplied in turn, like a
 model's layers, so the weights come from memory. All numbers are random. The results go where a
 step of a model puts them, to memory that exists before: `out` and `down` are added to a residual
-stream, and `gate_up` of bf16 makes the operands of the next product. Each round times TACO and
-torch one after the other. A figure is the best round, because other load only adds time.
+stream, and `gate_up` of bf16 makes the operands of the next product. Each round times TACO, torch
+and reads of memory one after the other. A figure is the best round, because other load only adds
+time.
 
 `of_read` is the weights' share of the read bandwidth, and `of_peak` the operations' share of the
-peak of the instruction set, both measured before with the same threads. `share` is the greater one.
+peak of the instruction set, which was measured before; both with the same threads. `share` is the
+greater one.
 """
 
 import argparse

@@ -85,15 +85,42 @@ def measure(threads: int) -> Roofline:
     """Measures the limits, which takes some seconds. Raises `CompilerError`."""
     loops = _compile()
     numbers = {"one_thread": 1, "all_threads": threads}
-    with mmap.mmap(-1, READ_BYTES) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        read = {name: _read_rate(loops, memory, number) for name, number in numbers.items()}
+    reader = MemoryReader(loops)
+    read = {
+        name: round(reader.bytes_per_second(number, REPEATS) / 1e9, 2)
+        for name, number in numbers.items()
+    }
     peaks = {
         loop: {name: _peak(loops, loop, number) for name, number in numbers.items()}
         for loop in STEP_OPERATIONS
         if loops.roofline_has(loop.encode())
     }
     return Roofline(threads, read, peaks)
+
+
+class MemoryReader:
+    """Measures how fast memory is read. It has 1 GiB of memory."""
+
+    def __init__(self, loops: ctypes.CDLL | None = None) -> None:
+        """Raises `CompilerError`, unless the loops are compiled already."""
+        self._loops = _compile() if loops is None else loops
+        self._memory = mmap.mmap(-1, READ_BYTES)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        # Untouched pages would all map to one page of zeros.
+        ctypes.memset(self._address, 1, READ_BYTES)
+
+    def bytes_per_second(self, threads: int, repeats: int = 1) -> float:
+        """Returns the best rate; a repeat takes some hundredths of a second."""
+        share = READ_BYTES // threads // 4096 * 4096
+
+        def read(thread: int, ahead: int) -> None:
+            self._loops.roofline_read(self._address + thread * share, share, ahead)
+
+        best = min(
+            _best_seconds(partial(read, ahead=ahead), threads, repeats) for ahead in READ_AHEAD
+        )
+        return threads * share / best
 
 
 def _compile() -> ctypes.CDLL:
@@ -125,30 +152,18 @@ def _compile() -> ctypes.CDLL:
     return loops
 
 
-def _read_rate(loops: ctypes.CDLL, memory: mmap.mmap, threads: int) -> float:
-    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    share = READ_BYTES // threads // 4096 * 4096
-    ctypes.memset(base, 1, READ_BYTES)  # untouched pages would all map to one page of zeros
-
-    def read(thread: int, ahead: int) -> None:
-        loops.roofline_read(base + thread * share, share, ahead)
-
-    best = min(_best_seconds(partial(read, ahead=ahead), threads) for ahead in READ_AHEAD)
-    return round(threads * share / best / 1e9, 2)
-
-
 def _peak(loops: ctypes.CDLL, loop: str, threads: int) -> float:
     call = getattr(loops, f"roofline_{loop}")
     trial_steps = 100_000
-    seconds = _best_seconds(lambda _: call(trial_steps), 1)
+    seconds = _best_seconds(lambda _: call(trial_steps), 1, REPEATS)
     steps = math.ceil(trial_steps * LOOP_SECONDS / seconds)
-    seconds = _best_seconds(lambda _: call(steps), threads)
+    seconds = _best_seconds(lambda _: call(steps), threads, REPEATS)
     return round(threads * steps * STEP_OPERATIONS[loop] / seconds / 1e9, 1)
 
 
-def _best_seconds(work: Callable[[int], None], threads: int) -> float:
+def _best_seconds(work: Callable[[int], None], threads: int, repeats: int) -> float:
     """Returns the best time until the last thread is done; each thread is pinned to a core."""
-    return min(_seconds(work, threads) for _ in range(REPEATS))
+    return min(_seconds(work, threads) for _ in range(repeats))
 
 
 def _seconds(work: Callable[[int], None], threads: int) -> float:

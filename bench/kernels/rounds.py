@@ -4,12 +4,13 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from bench.kernels import roofline
-from bench.kernels.roofline import Roofline
+from bench.kernels.roofline import MemoryReader, Roofline
 from taco_kernels.library import CpuKernels, load
 
 Call = Callable[[], object]
@@ -21,17 +22,27 @@ DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of this machine: bytes and operations per second with all threads."""
+    """Limits of this machine with all threads.
 
-    read: float
+    Attributes:
+        read: measures the bytes per second that memory gives now. On a shared machine this changes
+            by the minute.
+        peak: operations per second.
+    """
+
+    read: Callable[[], float]
     peak: float
 
     @classmethod
     def of(cls, roof: Roofline, peak: str) -> "Limits":
         """Returns the limits for `peak`, the roofline's name of a kernel's instructions."""
-        return cls(
-            roof.read_gb_per_s["all_threads"] * 1e9, roof.peak_gops[peak]["all_threads"] * 1e9
-        )
+        read = partial(_memory_reader().bytes_per_second, roof.threads)
+        return cls(read, roof.peak_gops[peak]["all_threads"] * 1e9)
+
+
+@cache
+def _memory_reader() -> MemoryReader:
+    return MemoryReader()
 
 
 def make_parser(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
@@ -74,7 +85,7 @@ def time_in_turn(
     rounds: int,
     round_seconds: float,
 ) -> dict[str, float]:
-    """Times TACO's and torch's calls in alternating rounds; returns the best round of each.
+    """Times TACO's calls, torch's and the read bandwidth in turn; returns the best round of each.
 
     The best round counts, because other load on the machine only adds time.
 
@@ -85,19 +96,21 @@ def time_in_turn(
             greater of the shares of the peak and of the read bandwidth.
     """
     best = best_torch = float("inf")
+    read = 0.0
     for _ in range(rounds):
         best = min(best, seconds_of(ours, round_seconds))
         if theirs:
             best_torch = min(best_torch, seconds_of(theirs, round_seconds))
             wait_until_idle()
-    bound = max(num_bytes / limits.read, operations / limits.peak)
+        read = max(read, limits.read())
+    bound = max(num_bytes / read, operations / limits.peak)
     figures = {
         "us": round(best * 1e6, 1),
         "gb_per_s": round(num_bytes / best / 1e9, 1),
         "gops": round(operations / best / 1e9, 1),
         "share": round(bound / best, 3),
         "of_peak": round(operations / limits.peak / best, 3),
-        "of_read": round(num_bytes / limits.read / best, 3),
+        "of_read": round(num_bytes / read / best, 3),
     }
     if theirs:
         figures["torch_us"] = round(best_torch * 1e6, 1)
