@@ -34,11 +34,11 @@ READ_AHEAD = (0, 4096)
 REPEATS = 7
 # Operations (a multiply-add is two) of one step of each loop; see roofline.cpp.
 STEP_OPERATIONS = {
-    "avx2_fp32": 2 * 10 * 8,
-    "avx2_int8": 2 * 10 * 32,
-    "avx512_fp32": 2 * 10 * 16,
-    "avx512_bf16": 2 * 10 * 32,
-    "avx512_vnni": 2 * 10 * 64,
+    "avx2_fp32": 2 * 12 * 8,
+    "avx2_int8": 2 * 12 * 32,
+    "avx512_fp32": 2 * 14 * 16,
+    "avx512_bf16": 2 * 14 * 32,
+    "avx512_vnni": 2 * 14 * 64,
     "amx_bf16": 2 * 4 * 16 * 16 * 32,
     "amx_int8": 2 * 4 * 16 * 16 * 64,
 }
