@@ -88,11 +88,13 @@ def main() -> None:
     print(f"{'step, ms':32} {'whole':>8} {'layers':>8} {'last':>8} {'host':>8}")
     for name, count in DECODES.items():
         prefill(worker, count, PROMPT_LEN)
-        plans = [decode(count) for _ in range(args.rounds)]
-        figures[name] = report(name, [measure(worker, timed, plan) for plan in plans])
+        figures[name] = report(
+            name, [measure_decode(worker, timed, count) for _ in range(args.rounds)]
+        )
     prefill(worker, 1, PROMPT_LEN)
     for name, num_drafts in VERIFICATIONS.items():
-        figures[name] = report(name, [verify(timed, num_drafts) for _ in range(args.rounds)])
+        inputs = step_inputs(1, 1 + num_drafts)
+        figures[name] = report(name, [run_alone(timed, inputs) for _ in range(args.rounds)])
     for name, prompt_len in PREFILLS.items():
         parts = []
         for _ in range(args.rounds):
@@ -145,29 +147,47 @@ def report(name: str, parts: list[dict[str, float]]) -> dict[str, float]:
 
 
 def measure(worker: Worker, timed: TimedModel, plan: StepPlan) -> dict[str, float]:
-    begun = time.perf_counter()
-    output = worker.execute(plan)
-    whole = 1e3 * (time.perf_counter() - begun)
-    if output.error:
-        raise RuntimeError(output.error)
+    """A step whose parts are calls of `timed`."""
+    whole = execute(worker, plan)
     host = whole - timed.layers - timed.last_stage
     return {"whole": whole, "layers": timed.layers, "last": timed.last_stage, "host": host}
 
 
-def verify(timed: TimedModel, num_drafts: int) -> dict[str, float]:
-    """Runs a step of the model alone, with drafts after the prompt of the first sequence."""
-    count = 1 + num_drafts
-    inputs = ModelInput(
-        token_ids=torch.arange(1000, 1000 + count, dtype=torch.int32),
-        positions=np.arange(PROMPT_LEN, PROMPT_LEN + count, dtype=np.int32),
-        query_start=np.array([0, count], dtype=np.int32),
-        seq_lens=np.array([PROMPT_LEN + count], dtype=np.int32),
-        block_tables=np.arange(MAX_MODEL_LEN // 16, dtype=np.int32)[None],
-        output_rows=np.arange(count, dtype=np.int32),
-    )
+def measure_decode(worker: Worker, timed: TimedModel, count: int) -> dict[str, float]:
+    """A decode step, which the worker runs in one call, and the same step of the model alone."""
+    whole = execute(worker, decode(count))
+    found = run_alone(timed, step_inputs(count, 1))
+    return {**found, "whole": whole, "host": whole - found["whole"]}
+
+
+def execute(worker: Worker, plan: StepPlan) -> float:
+    """Returns the milliseconds of a step."""
+    begun = time.perf_counter()
+    output = worker.execute(plan)
+    milliseconds = 1e3 * (time.perf_counter() - begun)
+    if output.error:
+        raise RuntimeError(output.error)
+    return milliseconds
+
+
+def run_alone(timed: TimedModel, inputs: ModelInput) -> dict[str, float]:
+    """Runs a step of the model without the worker around it."""
     timed.most_likely(timed.forward(inputs))
     whole = timed.layers + timed.last_stage
     return {"whole": whole, "layers": timed.layers, "last": timed.last_stage, "host": 0.0}
+
+
+def step_inputs(count: int, num_new: int) -> ModelInput:
+    """The inputs of `count` sequences with as many tokens each after their prompts."""
+    num_tokens, num_blocks = count * num_new, blocks_each(count)
+    return ModelInput(
+        token_ids=torch.arange(1000, 1000 + num_tokens, dtype=torch.int32),
+        positions=np.tile(np.arange(PROMPT_LEN, PROMPT_LEN + num_new, dtype=np.int32), count),
+        query_start=np.arange(0, num_tokens + 1, num_new, dtype=np.int32),
+        seq_lens=np.full(count, PROMPT_LEN + num_new, dtype=np.int32),
+        block_tables=np.arange(count * num_blocks, dtype=np.int32).reshape(count, num_blocks),
+        output_rows=np.arange(num_tokens, dtype=np.int32),
+    )
 
 
 def prefill(worker: Worker, count: int, prompt_len: int) -> None:
@@ -177,8 +197,13 @@ def prefill(worker: Worker, count: int, prompt_len: int) -> None:
         raise RuntimeError(output.error)
 
 
+def blocks_each(count: int) -> int:
+    """Blocks of each of `count` sequences."""
+    return min(NUM_BLOCKS // count, MAX_MODEL_LEN // 16)
+
+
 def join(count: int, prompt_len: int) -> StepPlan:
-    blocks = min(NUM_BLOCKS // count, MAX_MODEL_LEN // 16)
+    blocks = blocks_each(count)
     rng = np.random.default_rng(0)
 
     def each(value: int) -> IntArray:
