@@ -115,10 +115,10 @@ const Numbers& numbers() {
 // Keeps a value in a register, so that the compiler neither folds nor drops the loop around it.
 #define KEEP(value) asm volatile("" : "+v"(value))
 
-// So many independent sums hide the latency of an instruction on every machine at hand: on Zen 5 a
-// product of bf16 takes six cycles, and two begin in each. More would not fit in the registers.
-// SUMS declares s0 and so on; STEPS applies `update` to the number of each sum, `steps` times. The
-// suffix is their number.
+// Independent sums, twelve or fourteen of them, hide the latency of an instruction on every machine
+// at hand: on Zen 5 a product of bf16 takes six cycles, and two begin in each. More would not fit
+// in the registers. SUMS declares s0 and so on; STEPS applies `update` to the number of each sum,
+// `steps` times. The suffix is their number.
 #define SUMS_12(type, zero)                                                                      \
     type s0 = zero, s1 = zero, s2 = zero, s3 = zero, s4 = zero, s5 = zero, s6 = zero, s7 = zero, \
          s8 = zero, s9 = zero, s10 = zero, s11 = zero

@@ -163,8 +163,7 @@ private:
     int64_t offset_ = 0, piece_bytes_ = 0;
 };
 
-// Prefetches panels line by line, beside the product with other ones: as much as the product has
-// read of its own.
+// Prefetches panels line by line, beside a product with other panels: as many bytes as it reads.
 template <class Element, int P>
 struct FetchLines {
     const Element* panels[P];

@@ -332,8 +332,8 @@ private:
         }
     }
 
-    // Finds the dims from `d` on of the next span's panel `index` of keys; returns false if there
-    // are none.
+    // Finds the dims from `d` on of the next span's panel `index` of keys; returns whether they
+    // exist.
     template <int P>
     bool find_next_keys(FetchLines<Source, P>& out, int64_t index, int64_t d) const {
         if (!next_ || index >= next_->panels.size() || d + P * PANEL > next_->key_depth)
