@@ -14,7 +14,12 @@ constexpr int64_t SPAN = 256;
 
 // Approximate rows of a query block: a span's keys and values are read, and on AMX copied, once for
 // all of them. A row is one query head of one token; the heads that share a KV head are adjacent.
-constexpr int64_t LEAST_BLOCK_ROWS = 64, MOST_BLOCK_ROWS = 256;
+constexpr int64_t LEAST_BLOCK_ROWS = 64;
+#ifdef TACO_HAS_TILES
+constexpr int64_t MOST_BLOCK_ROWS = 256;
+#else
+constexpr int64_t MOST_BLOCK_ROWS = 64;
+#endif
 
 // Queries of one sequence that attend to one KV head together.
 struct QueryBlock {
@@ -129,7 +134,9 @@ private:
     // Takes the largest query blocks of which every thread gets several. Returns the number of
     // pairs of a query block and a span.
     int64_t choose_block_rows(int num_threads) {
-        for (int64_t rows = MOST_BLOCK_ROWS;; rows /= 2) {
+        // Only tiles gain from many rows.
+        int64_t rows = attention_.cache.type == KVType::f32 ? LEAST_BLOCK_ROWS : MOST_BLOCK_ROWS;
+        for (;; rows /= 2) {
             tokens_per_block_ = std::max<int64_t>(1, rows / group());
             int64_t blocks = 0, work = 0;
             for (int64_t s = 0; s < attention_.batch.num_seqs; ++s) {
