@@ -116,9 +116,9 @@ const Numbers& numbers() {
 #define KEEP(value) asm volatile("" : "+v"(value))
 
 // Independent sums, twelve or fourteen of them, hide the latency of an instruction on every machine
-// at hand: on Zen 5 a product of bf16 takes six cycles, and two begin in each. More would not fit
-// in the registers. SUMS declares s0 and so on; STEPS applies `update` to the number of each sum,
-// `steps` times. The suffix is their number.
+// at hand: on Zen 5 a product of bf16 takes six cycles, and two begin in each. The sixteen
+// registers of AVX2 hold no more than twelve. SUMS declares s0 and so on; STEPS applies `update` to
+// the number of each sum, `steps` times. The suffix is their number.
 #define SUMS_12(type, zero)                                                                      \
     type s0 = zero, s1 = zero, s2 = zero, s3 = zero, s4 = zero, s5 = zero, s6 = zero, s7 = zero, \
          s8 = zero, s9 = zero, s10 = zero, s11 = zero
@@ -179,7 +179,7 @@ __attribute__((target("avx2,fma"))) void roofline_avx2_fp32(int64_t steps) {
 #undef UPDATE
 }
 
-// 12 x 32 multiply-adds a step, in three instructions for each of them.
+// 12 x 32 multiply-adds a step, in three instructions for each sum.
 __attribute__((target("avx2"))) void roofline_avx2_int8(int64_t steps) {
     const auto* operands = reinterpret_cast<const __m256i*>(numbers().int8);
     __m256i a = _mm256_load_si256(operands), b = _mm256_load_si256(operands + 1);

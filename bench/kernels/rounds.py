@@ -15,7 +15,7 @@ from taco_kernels.library import CpuKernels, load
 
 Call = Callable[[], object]
 
-IDLE_SECONDS = 0.005
+IDLE_SECONDS = 0.005  # a thread that computes for a tenth of it is busy
 
 DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp32": torch.float32}
 
@@ -114,6 +114,7 @@ def time_in_turn(
         "share": round(bound / best, 3),
         "of_peak": round(operations / limits.peak / best, 3),
         "of_read": round(num_bytes / read / best, 3),
+        "read_gb_per_s": round(read / 1e9, 1),
     }
     if theirs:
         figures["torch_us"] = round(best_torch * 1e6, 1)

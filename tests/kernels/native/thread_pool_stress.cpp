@@ -19,7 +19,31 @@ void require(bool condition, const char* what) {
 
 struct Loop {
     int64_t items, grain;
+    bool is_ahead;  // of single items, each told before the one before it ends
 };
+
+void share_chunks(Thread& thread, const Loop& loop, std::vector<int>& counts, bool with_sleepers) {
+    thread.share(loop.items, loop.grain, [&](int64_t begin, int64_t end) {
+        require(begin < end && end <= loop.items, "a chunk is out of range");
+        // Longer than a thread spins.
+        if (with_sleepers && begin == 0) {
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }
+        for (int64_t j = begin; j < end; ++j) ++counts[size_t(j)];
+    });
+}
+
+void share_ahead(Thread& thread, int64_t items, std::vector<int>& counts) {
+    int64_t told = -1;
+    thread.share_ahead(items, [&](int64_t item, int64_t next) {
+        require(item >= 0 && item < items, "an item is out of range");
+        require(told < 0 || item == told, "another item came than was told");
+        require(next == -1 || (next > item && next < items), "the next item is out of range");
+        told = next;
+        ++counts[size_t(item)];
+    });
+    require(told < 0, "an item was told and did not come");
+}
 
 // Plain memory throughout: a thread sanitizer sees whether the barriers order the accesses.
 void run_region(Pool& pool, const std::vector<Loop>& loops, bool with_sleepers) {
@@ -31,14 +55,11 @@ void run_region(Pool& pool, const std::vector<Loop>& loops, bool with_sleepers) 
         require(thread.count() == pool.num_threads(), "a thread miscounts the others");
         ++visits[size_t(thread.index())];
         for (size_t i = 0; i < loops.size(); ++i) {
-            thread.share(loops[i].items, loops[i].grain, [&](int64_t begin, int64_t end) {
-                require(begin < end && end <= loops[i].items, "a chunk is out of range");
-                // Longer than a thread spins.
-                if (with_sleepers && begin == 0) {
-                    std::this_thread::sleep_for(std::chrono::microseconds(200));
-                }
-                for (int64_t j = begin; j < end; ++j) ++counts[i][size_t(j)];
-            });
+            if (loops[i].is_ahead) {
+                share_ahead(thread, loops[i].items, counts[i]);
+            } else {
+                share_chunks(thread, loops[i], counts[i], with_sleepers);
+            }
             for (int count : counts[i]) require(count == 1, "an item did not come exactly once");
             if (i % 3 == 0) thread.barrier();
         }
@@ -51,7 +72,7 @@ void run_regions(Pool& pool, int num_regions, unsigned seed) {
     const auto up_to = [&](int64_t most) { return int64_t(random() % uint64_t(most + 1)); };
     for (int i = 0; i < num_regions; ++i) {
         std::vector<Loop> loops(size_t(up_to(6)));
-        for (Loop& loop : loops) loop = {up_to(64), 1 + up_to(9)};
+        for (Loop& loop : loops) loop = {up_to(64), 1 + up_to(9), up_to(1) == 1};
         run_region(pool, loops, i % 64 == 0);
     }
 }

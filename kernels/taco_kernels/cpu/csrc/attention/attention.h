@@ -159,14 +159,14 @@ inline void attend_blocks(Thread& thread, const Attention& attention) {
 
     BlockAttention::begin_thread();
     PlanWalk items(plan);
-    int64_t announced = -1;
+    int64_t prefetched = -1;
     thread.share_ahead(plan.num_items(), [&](int64_t index, int64_t next_index) {
         const AttentionItem item = items.item(index);
         std::optional<AttentionItem> next;
         if (next_index >= 0) next = items.item(next_index);
-        const ItemNeighbors neighbors = {index == announced, next ? &*next : nullptr};
+        const ItemNeighbors neighbors = {index == prefetched, next ? &*next : nullptr};
         attend_item(attention, item, neighbors, workspace, scratch);
-        announced = next_index;
+        prefetched = next_index;
     });
     if (plan.num_split_blocks() == 0) return;
     PlanWalk blocks(plan);

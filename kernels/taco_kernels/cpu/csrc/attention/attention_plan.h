@@ -53,7 +53,7 @@ struct AttentionItem {
 
 // What a thread does before and after an item.
 struct ItemNeighbors {
-    bool was_announced;         // as the next item of the one before
+    bool is_prefetched;         // the item before prefetched the keys of its first span
     const AttentionItem* next;  // null: unknown
 };
 

@@ -14,9 +14,9 @@ namespace TACO_ISA {
 template <class Source>
 class VectorAttention {
     using Operand = OperandOf<Source>;
-    // How memory is read ahead. Products of int8 take longer than memory, and fetch lines beside
-    // their steps. Longer numbers keep memory busy, which is fastest in runs of lines between
-    // products; so does float8, which was 4 to 13% slower with lines.
+    // How memory is read ahead. Products of int8 take longer than reads of memory, and fetch lines
+    // beside their steps. Longer numbers keep memory busy, which is fastest in runs of lines
+    // between products; so does float8, which was 4 to 13% slower with lines.
     template <class Element>
     static constexpr bool FETCHES_LINES = std::is_same_v<Element, int8_t>;
 
@@ -117,7 +117,7 @@ private:
                 next = &located[(s + 1) % 2];
                 *next = locate_first(*neighbors_.next);
             }
-            attend(s, Spans{now, next, s == spans.begin && !neighbors_.was_announced});
+            attend(s, Spans{now, next, s == spans.begin && !neighbors_.is_prefetched});
             now = next;
         }
     }

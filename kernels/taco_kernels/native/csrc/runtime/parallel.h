@@ -39,8 +39,8 @@ public:
     }
 
     // As `share` in chunks of one item, for items that prefetch what the next one reads. Calls
-    // body(item, next): `next` is what the thread does afterwards, or -1 if that is open. The last
-    // items are taken one by one, so that no thread holds two while another is idle.
+    // body(item, next): `next` is what the thread does afterwards, or -1 if not known yet. The last
+    // items are taken one by one, so that the threads end together.
     template <class Body>
     void share_ahead(int64_t items, Body body) {
         std::atomic<int64_t>& counter = next_counter();
