@@ -2,6 +2,7 @@
 // once for both, and a decode step's few rows have twice as many sums to fill the pipeline.
 #pragma once
 
+#include "isa/beside.h"
 #include "matmul/panel_dot.h"
 
 namespace TACO_ISA {

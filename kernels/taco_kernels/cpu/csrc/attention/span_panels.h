@@ -172,9 +172,6 @@ struct FetchLines {
         for (const Element* panel : panels) __builtin_prefetch(panel + i * PANEL);
     }
 };
-struct FetchNothing {
-    void operator()(int64_t) const {}
-};
 
 template <class Source>
 inline void widen_panel(Bf16Operand* out, const Source* in, int64_t items) {

@@ -255,7 +255,7 @@ private:
                 for (int i = 0; i < P; ++i) keys[i] += PANEL * PANEL;
             }
         } else {
-            dot_panels(sums, queries, query_stride_, keys, in.key_depth, FetchNothing());
+            dot_panels(sums, queries, query_stride_, keys, in.key_depth, NothingBeside());
         }
         for (int r = 0; r < R; ++r) {
             for (int p = 0; p < P; ++p) {
@@ -324,7 +324,7 @@ private:
                     continue;
                 }
             }
-            dot_panels(sums, weights, RowOrder::STRIDE, panels, PANEL, FetchNothing());
+            dot_panels(sums, weights, RowOrder::STRIDE, panels, PANEL, NothingBeside());
         }
         float* values = out.values + first * out.padded_dim + d;
         for (int r = 0; r < R; ++r) {

@@ -5,6 +5,7 @@
 // of k, whatever the number of rows and panels.
 #pragma once
 
+#include "isa/beside.h"
 #include "isa/vec.h"
 
 #ifdef TACO_HAS_TILES
@@ -55,12 +56,6 @@ inline void configure_whole_tiles() {
     for (int tile = 0; tile < 8; ++tile) config.set(tile, TILE_ROWS, 64);
     configure_tiles(config);
 }
-
-// What is done beside a product: called after each step, so that vector instructions and prefetches
-// fill the gaps between tile products. About 40 vector instructions a step cost no time.
-struct NothingBeside {
-    void operator()(int64_t) {}
-};
 
 #define TACO_LOAD_TILE(streams, tile, pointer, stride) \
     do {                                               \
