@@ -10,7 +10,7 @@ side by side. `of_read` is the share of the read bandwidth that the stored bytes
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,7 +26,14 @@ from bench.kernels.matmul import (
     cold_copies,
     options,
 )
-from bench.kernels.rounds import DTYPES, load_and_measure_limits, make_parser, seconds_of, show
+from bench.kernels.rounds import (
+    DTYPES,
+    load_and_measure_limits,
+    make_parser,
+    memory_reader,
+    seconds_of,
+    show,
+)
 from taco_kernels.code_layout import CodeLayout, RowSegment, takes_int8
 from taco_kernels.cpu.coded_matrix import CodedMatrix
 from taco_kernels.cpu.matmul import EncodedRows, multiply
@@ -54,8 +61,8 @@ def main() -> None:
     parser.add_argument("--format", choices=FORMATS, action="append")
     add_product_flags(parser, ROWS)
     args = parser.parse_args()
-    kernels, roof, figures = load_and_measure_limits(args.threads)
-    read = roof.read_gb_per_s["all_threads"] * 1e9
+    kernels, _, figures = load_and_measure_limits(args.threads)
+    read = partial(memory_reader().bytes_per_second, args.threads)
     figures["products"] = []
     for name in args.matrix or MODELS["0.5b"]:
         shape = MODELS["0.5b"][name]
@@ -146,9 +153,9 @@ def measure(
     matrices: Mapping[str, Sequence[WeightMatrix]],
     rows: int,
     rounds: int,
-    read: float,
+    read: Callable[[], float],
 ) -> list[dict[str, float | str]]:
-    """Times products of `rows` rows; `read` is the bandwidth in bytes a second."""
+    """Times products of `rows` rows; `read` measures the bandwidth in bytes a second."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     calls = {}
     for each, copies in matrices.items():
@@ -157,9 +164,11 @@ def measure(
         call = partial(multiply, kernels, x, **options(kernels, shape, dtype, rows))
         calls[each] = [partial(call, copy) for copy in copies]
     seconds: dict[str, list[float]] = {each: [] for each in calls}
+    bandwidth = 0.0
     for _ in range(rounds):
         for each, turns in calls.items():
             seconds[each].append(seconds_of(turns, ROUND_SECONDS))
+        bandwidth = max(bandwidth, read())
     lines: list[dict[str, float | str]] = []
     for each, found in seconds.items():
         matrix = matrices[each][0]
@@ -172,7 +181,7 @@ def measure(
                 "us": round(min(found) * 1e6, 1),
                 "of_int8": round(ratio, 3),
                 "mb": round(matrix.nbytes / 1e6, 2),
-                "of_read": round(matrix.nbytes / read / min(found), 3),
+                "of_read": round(matrix.nbytes / bandwidth / min(found), 3),
             }
         )
     return lines

@@ -36,12 +36,13 @@ class Limits:
     @classmethod
     def of(cls, roof: Roofline, peak: str) -> "Limits":
         """Returns the limits for `peak`, the roofline's name of a kernel's instructions."""
-        read = partial(_memory_reader().bytes_per_second, roof.threads)
+        read = partial(memory_reader().bytes_per_second, roof.threads)
         return cls(read, roof.peak_gops[peak]["all_threads"] * 1e9)
 
 
 @cache
-def _memory_reader() -> MemoryReader:
+def memory_reader() -> MemoryReader:
+    """The reader of this process. Raises `CompilerError`."""
     return MemoryReader()
 
 

@@ -24,7 +24,7 @@ def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_format_is_measured_with_the_engines_operands(isa: str, shape: Shape) -> None:
     kernels = kernels_of(isa, 1)
     matrices = codes.matrices_by_format(kernels, shape, codes.FORMATS)
-    lines = codes.measure(kernels, shape, matrices, rows=3, rounds=2, read=1e9)
+    lines = codes.measure(kernels, shape, matrices, rows=3, rounds=2, read=lambda: 1e9)
     assert [line["format"] for line in lines] == ["int8", *codes.FORMATS]
     assert lines[0]["of_int8"] == 1.0
     for line in lines:
