@@ -16,6 +16,7 @@ import uvloop
 from fastapi import FastAPI
 
 from taco_common.admin import ADMIN_SOCKET_MODE, serving_admin_app
+from taco_common.grpc_stop import stop_server
 from taco_common.http_protocol import ConnectionLimits, http_protocol
 from taco_common.http_server import HttpServer
 from taco_common.listener import BACKLOG, EVERY_HOST, host_port, listen
@@ -159,7 +160,7 @@ async def _serve_until_signal(
     gateway.draining = True
     server.should_exit = True
     if inference is not None:
-        ending.append(inference.stop(config.drain_timeout))
+        ending.append(stop_server(inference, config.drain_timeout))
     ended = asyncio.gather(*ending)
     await _first_of(ended, signals.second.wait(), asyncio.sleep(config.drain_timeout))
     # Requests that still run fail with 503, which ends their connections.

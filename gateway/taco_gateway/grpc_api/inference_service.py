@@ -83,7 +83,7 @@ Prompt = tuple[Sequence[int], tuple[PrefixPin, ...]]  # its tokens and prefix pi
 async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Server:
     """Serves Inference, reflection and health on `listen` (`host:port` or `unix:/path`).
 
-    The caller stops the returned server: `await server.stop(grace_seconds)`.
+    The caller stops the returned server: `taco_common.grpc_stop.stop_server`.
 
     Raises:
         ConfigurationError: the address cannot be bound, or a TLS file cannot be read.

@@ -13,6 +13,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from taco_common.admin import serving_admin
+from taco_common.grpc_stop import stop_server
 from taco_common.grpc_tls import add_port
 from taco_common.listener import remove_stale_socket, socket_mode, unix_path
 from taco_common.logging import configure_logging
@@ -93,7 +94,7 @@ class SchedulerServer:
 
     async def stop(self) -> None:
         """Ends all streams and removes the server's own socket file."""
-        await self._server.stop(CLOSE_SECONDS)
+        await stop_server(self._server, CLOSE_SECONDS)
         if self._is_bound and (path := unix_path(self.address)) is not None:
             remove_stale_socket(path)
 
