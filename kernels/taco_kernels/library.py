@@ -42,7 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_multiply_experts": (None, [c_void_p, c_void_p]),
     "taco_write_kv": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
     "taco_append_kv": (None, [c_void_p, c_void_p, c_void_p]),
-    "taco_attention_workspace": (c_int64, [c_void_p, c_void_p, c_int32]),
+    "taco_attention_workspace": (c_int64, [c_void_p, c_void_p]),
     "taco_attend": (None, [c_void_p, c_void_p]),
     "taco_program_forward_bytes": (c_int64, [c_void_p, c_void_p, c_void_p]),
     "taco_program_forward": (None, [c_void_p, c_void_p, c_void_p]),

@@ -48,9 +48,7 @@ class AttentionCall:
         self._struct.query_stride = num_heads * shape.key_dim
         self._struct.out = self.out.data_ptr()
         self._struct.out_stride = num_heads * shape.value_dim
-        num_bytes = kernels.lib.taco_attention_workspace(
-            kernels.pool, ctypes.byref(self._struct), kernels.num_threads
-        )
+        num_bytes = kernels.lib.taco_attention_workspace(kernels.pool, ctypes.byref(self._struct))
         workspace = allocate(num_bytes)
         self._struct.workspace = workspace.data_ptr()
         self._kept = (query, cache, batch, options, workspace)  # the struct points into them

@@ -103,7 +103,7 @@ public:
         attention.query_stride = query_stride();
         attention.out = out.data();
         attention.out_stride = query_stride();
-        Bytes workspace(taco_attention_workspace(pool, &attention, 3));
+        Bytes workspace(taco_attention_workspace(pool, &attention));
         attention.workspace = workspace.data();
         taco_attend(pool, &attention);
         return out;

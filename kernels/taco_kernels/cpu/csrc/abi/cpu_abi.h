@@ -80,9 +80,9 @@ TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* b
                             const KeyValueRows* rows);
 // Copies tokens to the ends of their sequences, in all entries (attention/copy_kv.h).
 TACO_API void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies);
-// Bytes that `taco_attend` needs at Attention::workspace.
-TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,
-                                          int32_t num_threads);
+// Bytes that `taco_attend` needs at Attention::workspace with this pool: with fewer threads query
+// blocks may be larger.
+TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention);
 TACO_API void taco_attend(TacoPool* pool, const Attention* attention);
 
 // A step of a program, and its logits (program/program_args.h); `*_bytes` return the bytes that

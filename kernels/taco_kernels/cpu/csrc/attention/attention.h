@@ -50,11 +50,10 @@ public:
         Arena one(nullptr);
         Scratch(one, kv_, rows_);
         scratch_bytes_ = one.used();
-        record_floats_ = SpanSums::num_floats(rows_, kv_.padded_value_dim());
 
         Arena all(attention.workspace);
         threads_ = static_cast<char*>(all.take_bytes(num_threads * scratch_bytes_));
-        records_ = all.take<float>(plan.num_records() * record_floats_);
+        records_ = static_cast<char*>(all.take_bytes(plan.record_bytes()));
         bytes_ = all.used();
     }
 
@@ -63,14 +62,17 @@ public:
         Arena arena(threads_ + thread * scratch_bytes_);
         return Scratch(arena, kv_, rows_);
     }
-    float* record(int64_t index) const { return records_ + index * record_floats_; }
+    // Where the sums of a span of a part are kept.
+    float* record(const AttentionItem& part, int64_t span) const {
+        return reinterpret_cast<float*>(records_ + part.record_offset +
+                                        (span - part.spans.begin) * part.record_bytes);
+    }
 
 private:
     const EntryKV kv_;
     const int64_t rows_;
-    int64_t scratch_bytes_, record_floats_, bytes_;
-    char* threads_;
-    float* records_;
+    int64_t scratch_bytes_, bytes_;
+    char *threads_, *records_;
 };
 
 inline int64_t attention_workspace(const Attention& attention, int num_threads) {
@@ -127,9 +129,7 @@ inline void attend_item(const Attention& attention, const AttentionItem& item,
                         const typename BlockAttention::Scratch& scratch) {
     BlockAttention block(attention, item.block, neighbors, scratch);
     if (item.is_part) {
-        block.attend_spans(item.spans, [&](int64_t span) {
-            return workspace.record(item.first_record + span - item.spans.begin);
-        });
+        block.attend_spans(item.spans, [&](int64_t span) { return workspace.record(item, span); });
     } else {
         block.attend_spans(item.spans);
         write_block(attention, item.block, block.total());
@@ -145,8 +145,8 @@ inline void merge_parts(const Attention& attention, const AttentionItem& item,
     const int64_t rows = item.block.num_tokens * (attention.num_heads / kv.num_heads);
     const int64_t dim = kv.padded_value_dim();
     const SpanSums total(scratch.total, rows, dim);
-    for (int64_t s = 0; s < item.spans.count(); ++s) {
-        merge(total, SpanSums(workspace.record(item.first_record + s), rows, dim), s == 0);
+    for (int64_t s = item.spans.begin; s < item.spans.end; ++s) {
+        merge(total, SpanSums(workspace.record(item, s), rows, dim), s == item.spans.begin);
     }
     write_block(attention, item.block, total);
 }

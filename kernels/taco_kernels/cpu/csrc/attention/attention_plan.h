@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention/kv_cache.h"
+#include "attention/online_softmax.h"
 
 namespace TACO_ISA {
 
@@ -14,12 +15,9 @@ constexpr int64_t SPAN = 256;
 
 // Approximate rows of a query block: a span's keys and values are read, and on AMX copied, once for
 // all of them. A row is one query head of one token; the heads that share a KV head are adjacent.
-constexpr int64_t LEAST_BLOCK_ROWS = 64;
-#ifdef TACO_HAS_TILES
-constexpr int64_t MOST_BLOCK_ROWS = 256;
-#else
-constexpr int64_t MOST_BLOCK_ROWS = 64;
-#endif
+constexpr int64_t LEAST_BLOCK_ROWS = 64, MOST_BLOCK_ROWS = 256;
+// Rows whose arithmetic with a span takes as long as reading it.
+constexpr int64_t LEAST_SPAN_WORK = 16;
 
 // Queries of one sequence that attend to one KV head together.
 struct QueryBlock {
@@ -39,16 +37,18 @@ struct SpanRange {
 // with a single query block is split into parts, since it has too few items for all threads.
 struct SequencePlan {
     int64_t first_token, first_position, num_tokens;
-    int64_t num_blocks, num_parts;
-    SpanRange spans;  // seen by any of its tokens
+    int64_t num_blocks, num_parts, spans_per_part;
+    SpanRange spans;       // seen by any of its tokens
+    int64_t record_bytes;  // of the sums of a block's rows over one span
 };
 
 // One work item: a query block over one part of the spans that its tokens see.
 struct AttentionItem {
     QueryBlock block;
     SpanRange spans;
-    bool is_part;          // the block was split; else the item completes its rows
-    int64_t first_record;  // of a part: first record of its span sums
+    bool is_part;  // the block was split; else the item completes its rows
+    // Of a part: where the sums of its first span are kept, and how far those of the next one are.
+    int64_t record_offset, record_bytes;
 };
 
 // What a thread does before and after an item.
@@ -59,26 +59,30 @@ struct ItemNeighbors {
 
 class AttentionPlan {
 public:
-    AttentionPlan(const Attention& attention, int num_threads) : attention_(attention) {
+    AttentionPlan(const Attention& attention, int num_threads)
+        : attention_(attention),
+          padded_value_dim_(attention.cache.entry(attention.entry).padded_value_dim()) {
         const int64_t work = choose_block_rows(num_threads);
         // Several parts per thread, so that a slow one can be compensated.
-        if (num_threads > 1) spans_per_part_ = std::max<int64_t>(1, work / (8 * num_threads));
+        if (num_threads > 1) work_per_part_ = work / (8 * num_threads);
         for (int64_t s = 0; s < attention.batch.num_seqs; ++s) {
             const SequencePlan plan = sequence(s);
+            max_rows_ = std::max(max_rows_, block_rows(plan));
             num_items_ += num_items(plan);
             num_split_blocks_ += num_split_blocks(plan);
-            num_records_ += num_records(plan);
+            record_bytes_ += record_bytes(plan);
         }
     }
 
     int64_t group() const { return attention_.num_heads / num_kv_heads(); }
     int64_t num_kv_heads() const { return attention_.cache.entries[attention_.entry].num_heads; }
-    int64_t max_rows() const { return tokens_per_block_ * group(); }
+    // Of a query block.
+    int64_t max_rows() const { return max_rows_; }
     int64_t num_items() const { return num_items_; }
     // Query blocks that were split into parts.
     int64_t num_split_blocks() const { return num_split_blocks_; }
-    // Records with the sums of their spans.
-    int64_t num_records() const { return num_records_; }
+    // The memory for the sums of their spans.
+    int64_t record_bytes() const { return record_bytes_; }
 
     SequencePlan sequence(int64_t s) const {
         const Batch& batch = attention_.batch;
@@ -88,7 +92,11 @@ public:
         plan.first_position = batch.seq_lens[s] - plan.num_tokens;
         plan.num_blocks = ceil_div(plan.num_tokens, tokens_per_block_);
         plan.spans = spans_seen(plan.first_position, plan.num_tokens);
-        plan.num_parts = plan.num_blocks == 1 ? ceil_div(plan.spans.count(), spans_per_part_) : 1;
+        plan.spans_per_part = std::max<int64_t>(1, work_per_part_ / span_work(block_rows(plan)));
+        plan.num_parts =
+            plan.num_blocks == 1 ? ceil_div(plan.spans.count(), plan.spans_per_part) : 1;
+        plan.record_bytes =
+            SpanSums::num_floats(block_rows(plan), padded_value_dim_) * int64_t(sizeof(float));
         return plan;
     }
 
@@ -98,27 +106,28 @@ public:
     int64_t num_split_blocks(const SequencePlan& plan) const {
         return plan.num_parts > 1 ? num_kv_heads() : 0;
     }
-    int64_t num_records(const SequencePlan& plan) const {
-        return num_split_blocks(plan) * plan.spans.count();
+    int64_t record_bytes(const SequencePlan& plan) const {
+        return num_split_blocks(plan) * plan.spans.count() * plan.record_bytes;
     }
 
-    // Item `index` of a sequence. The last query blocks come first: they see the most tokens.
+    // Item `index` of a sequence, whose records begin at `records_offset`. The last query blocks
+    // come first: they see the most tokens.
     AttentionItem item(int64_t s, const SequencePlan& plan, int64_t index,
-                       int64_t first_record) const {
+                       int64_t records_offset) const {
         const int64_t part = index % plan.num_parts;
-        AttentionItem item = whole_block(s, plan, index / plan.num_parts, first_record);
+        AttentionItem item = whole_block(s, plan, index / plan.num_parts, records_offset);
         if (item.is_part) {
-            const int64_t skipped = part * spans_per_part_;
-            item.first_record += skipped;
+            const int64_t skipped = part * plan.spans_per_part;
+            item.record_offset += skipped * plan.record_bytes;
             item.spans.begin += skipped;
-            item.spans.end = std::min(item.spans.end, item.spans.begin + spans_per_part_);
+            item.spans.end = std::min(item.spans.end, item.spans.begin + plan.spans_per_part);
         }
         return item;
     }
 
     // Query block `index` of a sequence, over all spans that it sees.
     AttentionItem whole_block(int64_t s, const SequencePlan& plan, int64_t index,
-                              int64_t first_record) const {
+                              int64_t records_offset) const {
         const int64_t head = index % num_kv_heads();
         const int64_t skipped = (plan.num_blocks - 1 - index / num_kv_heads()) * tokens_per_block_;
         AttentionItem item;
@@ -126,27 +135,36 @@ public:
                       std::min(tokens_per_block_, plan.num_tokens - skipped)};
         item.spans = spans_seen(item.block.first_position, item.block.num_tokens);
         item.is_part = plan.num_parts > 1;
-        item.first_record = first_record + head * plan.spans.count();
+        item.record_offset = records_offset + head * plan.spans.count() * plan.record_bytes;
+        item.record_bytes = plan.record_bytes;
         return item;
     }
 
 private:
-    // Takes the largest query blocks of which every thread gets several. Returns the number of
-    // pairs of a query block and a span.
+    // Takes the largest query blocks of which no item is more than a quarter of a thread's share.
+    // Returns the work of the step.
     int64_t choose_block_rows(int num_threads) {
-        // Only tiles gain from many rows.
-        int64_t rows = attention_.cache.type == KVType::f32 ? LEAST_BLOCK_ROWS : MOST_BLOCK_ROWS;
-        for (;; rows /= 2) {
+        for (int64_t rows = MOST_BLOCK_ROWS;; rows /= 2) {
             tokens_per_block_ = std::max<int64_t>(1, rows / group());
-            int64_t blocks = 0, work = 0;
+            int64_t work = 0, largest_item = 0;
             for (int64_t s = 0; s < attention_.batch.num_seqs; ++s) {
                 const SequencePlan plan = sequence(s);
-                blocks += plan.num_blocks * num_kv_heads();
-                work += plan.num_blocks * num_kv_heads() * plan.spans.count();
+                const int64_t block_work = plan.spans.count() * span_work(block_rows(plan));
+                work += plan.num_blocks * num_kv_heads() * block_work;
+                // A single block will be split.
+                if (plan.num_blocks > 1) largest_item = std::max(largest_item, block_work);
             }
-            if (rows == LEAST_BLOCK_ROWS || blocks >= 4 * num_threads) return work;
+            if (rows == LEAST_BLOCK_ROWS || 4 * num_threads * largest_item <= work) return work;
         }
     }
+
+    // Rows of the sequence's largest query block.
+    int64_t block_rows(const SequencePlan& plan) const {
+        return std::min(tokens_per_block_, plan.num_tokens) * group();
+    }
+
+    // Work of attending to a span, in rows: however few they are, it is read from memory.
+    static int64_t span_work(int64_t rows) { return std::max(LEAST_SPAN_WORK, rows); }
 
     SpanRange spans_seen(int64_t first_position, int64_t num_tokens) const {
         const int64_t window = attention_.window;
@@ -155,9 +173,10 @@ private:
     }
 
     const Attention& attention_;
-    int64_t tokens_per_block_ = 1;
-    int64_t spans_per_part_ = int64_t(1) << 40;
-    int64_t num_items_ = 0, num_split_blocks_ = 0, num_records_ = 0;
+    const int64_t padded_value_dim_;
+    int64_t tokens_per_block_ = 1, max_rows_ = 0;
+    int64_t work_per_part_ = int64_t(1) << 40;
+    int64_t num_items_ = 0, num_split_blocks_ = 0, record_bytes_ = 0;
 };
 
 // Finds items, or query blocks that were split, by number. A thread asks for increasing numbers, so
@@ -169,24 +188,24 @@ public:
     AttentionItem item(int64_t index) {
         while (index >= first_ + plan_.num_items(current_))
             skip_sequence(plan_.num_items(current_));
-        return plan_.item(sequence_, current_, index - first_, first_record_);
+        return plan_.item(sequence_, current_, index - first_, records_offset_);
     }
     AttentionItem split_block(int64_t index) {
         while (index >= first_ + plan_.num_split_blocks(current_)) {
             skip_sequence(plan_.num_split_blocks(current_));
         }
-        return plan_.whole_block(sequence_, current_, index - first_, first_record_);
+        return plan_.whole_block(sequence_, current_, index - first_, records_offset_);
     }
 
 private:
     void skip_sequence(int64_t passed) {
         first_ += passed;
-        first_record_ += plan_.num_records(current_);
+        records_offset_ += plan_.record_bytes(current_);
         current_ = plan_.sequence(++sequence_);
     }
 
     const AttentionPlan& plan_;
-    int64_t sequence_ = 0, first_ = 0, first_record_ = 0;
+    int64_t sequence_ = 0, first_ = 0, records_offset_ = 0;
     SequencePlan current_;
 };
 
