@@ -52,4 +52,6 @@ async def test_the_forward_pass_need_not_end_for_the_mask(
     async with serve(worker) as service:
         got = await generate(service, requests)
     assert not got.errors
-    assert len(waits) >= 3 * 12
+    # Steps that began before an answer's end was known have further rows.
+    num_tokens = sum(len(tokens) for tokens in got.tokens.values())
+    assert len(waits) >= num_tokens > 0
