@@ -44,6 +44,5 @@ def test_sums_of_a_long_context_take_the_space_of_its_own_rows(isa: str) -> None
 
 
 @pytest.mark.parametrize("isa", [*NATIVE, *EMULATED])
-def test_the_space_of_a_thread_is_that_of_the_largest_query_block(isa: str) -> None:
-    assert workspace_bytes(isa, (1, 16)) < workspace_bytes(isa, (4, 16))
-    assert workspace_bytes(isa, (4, 16)) < workspace_bytes(isa, PREFILL)
+def test_the_space_of_a_thread_grows_with_query_blocks(isa: str) -> None:
+    assert workspace_bytes(isa, (1, 16)) < workspace_bytes(isa, PREFILL)
