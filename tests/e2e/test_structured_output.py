@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from support.checkpoints import make_checkpoint
+from support.patience import wait_until
 from support.real_app import real_app
 from support.serving import Serving
 
@@ -199,6 +200,8 @@ def test_processes_serve_constraints_and_a_killed_worker_changes_no_text(
             server.children()["worker"].kill()
             rest = "\n".join([seen, *lines])
         assert streamed_text(rest) == whole
+        # If the answer ended before the kill, no worker serves until the next one has started.
+        wait_until(lambda: http.get("/health").status_code == 200, "the next worker")
         choice = http.post("/v1/completions", json=plain).json()["choices"][0]
         assert choice["text"] in ("yes", "no")
 
