@@ -17,7 +17,7 @@ async def stop_server(server: grpc.aio.Server, grace: float | None) -> None:
     If `asyncio.run` ends then, it cancels them, and gRPC prints a traceback.
 
     Args:
-        server: no other server may run in this event loop.
+        server: calls of others in this event loop hold the stop for up to a second.
         grace: seconds that calls have to end by themselves; None: they are cancelled at once.
     """
     await server.stop(grace)
