@@ -105,12 +105,14 @@ def streams_go_on_when_a_node_and_an_actor_die(
         wait_until(lambda: all(one in serving.stderr for one in prefixes), "what workers write")
         with streams(serving, checkpoint) as texts:
             expected = [text.result() for text in texts]
+        # Looked up before: on a loaded machine that takes longer than the streams.
+        services, actors_of_head = nodes.services(), nodes.head.actors()
         with streams(serving, checkpoint) as texts:
             # Stopped workers begin no step. Otherwise a request that moves from the first lost
             # worker to the second, and is in a step there too, counts as a poison request.
-            for service in nodes.services():
+            for service in services:
                 service.suspend()
-            for actor in nodes.head.actors():
+            for actor in actors_of_head:
                 actor.kill()
             nodes.other.kill()
             assert not serving.is_idle(), "the streams were to outlast the node"
