@@ -8,8 +8,9 @@ are shuffled, as in a pool that has served for a while. Prefill attends with all
 prompt. Each round times TACO, torch and reads of memory one after the other. A figure is the best
 round, because other load only adds time. `of_read` is relative to the time to read the KV once at
 the measured bandwidth, `of_peak` to the time of the operations at the measured peak, and `share` to
-the longer of both. torch gets contiguous keys and values, which paged KV never is. torch is very
-slow with latent KV of many long sequences; `--without-torch` times TACO alone:
+the longer of both. torch gets contiguous keys and values, which paged KV never is. It repeats a
+latent entry for every query head, so it is left out where that takes more than 2 GiB.
+`--without-torch` times TACO alone:
 
     python -m bench.kernels.attention --model deepseek-v3 --phase decode --without-torch \\
         --batch 16 --context 8192
@@ -66,7 +67,7 @@ DECODES = (
 )
 PREFILLS = (128, 512, 1024, 4096)
 COLD_BYTES = 256 << 20
-MAX_BYTES = 2 << 30  # longer decodes of a large batch are skipped
+MAX_BYTES = 2 << 30  # of KV, and of what torch makes of it; larger calls are skipped
 ROUND_SECONDS = 0.05
 
 
@@ -199,11 +200,11 @@ def make_batch(num_seqs: int, context: int, num_new: int, tables: Tensor) -> Pag
 def torch_calls(
     heads: Heads, dtype: torch.dtype, shape: tuple[int, int, int], num_layers: int
 ) -> list[Callable[[], Tensor]]:
-    """Returns torch's calls; none for int8, which SDPA does not support."""
-    if dtype == torch.int8:
-        return []
+    """Returns torch's calls; none for int8, which SDPA does not support, nor for large latent KV."""
     batch, context, num_new = shape
     entry = heads.entry
+    if dtype == torch.int8 or (entry.latent and repeated_bytes(heads, dtype, shape) > MAX_BYTES):
+        return []
     query = torch.randn(batch, heads.query, num_new, entry.key_dim, dtype=dtype)
 
     def layer() -> Callable[[], Tensor]:
@@ -216,6 +217,13 @@ def torch_calls(
         )
 
     return [layer() for _ in range(num_layers)]
+
+
+def repeated_bytes(heads: Heads, dtype: torch.dtype, shape: tuple[int, int, int]) -> int:
+    """Returns the bytes of keys, values and scores per query head: what SDPA makes of latent KV."""
+    batch, context, num_new = shape
+    values = heads.entry.key_dim + heads.entry.value_dim + num_new
+    return batch * heads.query * context * values * dtype.itemsize
 
 
 if __name__ == "__main__":
