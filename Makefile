@@ -85,7 +85,7 @@ serve: kernels
 test: test-tools install $(HELM)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal $(ARGS)
 
-# Tests without the markers process, kernels and slow (pyproject.toml): less than a minute on two cores.
+# Tests without the markers process, kernels, ranks and slow (pyproject.toml): about a minute on two cores.
 quick: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal --quiet --quick $(ARGS)
 

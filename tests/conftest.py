@@ -39,7 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", max_examples=60, derandomize=True, **_COMMON)  # type: ignore[arg-type]
-settings.register_profile("quick", max_examples=20, derandomize=True, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile("quick", max_examples=10, derandomize=True, **_COMMON)  # type: ignore[arg-type]
 settings.register_profile("long", max_examples=5000, **_COMMON)  # type: ignore[arg-type]
 
 
@@ -57,9 +57,10 @@ FOLDER_MARKERS = {
     "e2e": ("process", "kernels"),
     "examples": ("process", "kernels"),
     "kernels": ("kernels",),
+    "train": ("ranks",),
     "worker": ("kernels",),
 }
-NOT_QUICK = frozenset({"process", "kernels", "slow"})
+NOT_QUICK = frozenset({"process", "kernels", "ranks", "slow"})
 # The markers of all tests of a module: the statement `pytestmark = …`, to the next blank line.
 _MODULE_MARKERS = re.compile(r"^pytestmark = (?:.+\n)+", re.MULTILINE)
 _TESTS = Path(__file__).parent
@@ -69,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="run only tests without the markers process, kernels and slow",
+        help="run only tests without the markers process, kernels, ranks and slow",
     )
 
 

@@ -200,7 +200,7 @@ def make_batch(num_seqs: int, context: int, num_new: int, tables: Tensor) -> Pag
 def torch_calls(
     heads: Heads, dtype: torch.dtype, shape: tuple[int, int, int], num_layers: int
 ) -> list[Callable[[], Tensor]]:
-    """Returns torch's calls; none for int8, which SDPA does not support, nor for large latent KV."""
+    """Returns torch's calls; none for int8, which SDPA does not support, nor large latent KV."""
     batch, context, num_new = shape
     entry = heads.entry
     if dtype == torch.int8 or (entry.latent and repeated_bytes(heads, dtype, shape) > MAX_BYTES):

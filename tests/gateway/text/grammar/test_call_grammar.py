@@ -118,6 +118,7 @@ def check(calls: list[Any], schemas: dict[str, Any] = SCHEMAS) -> list[Call]:
     return [(call.name, call.arguments) for call in calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "tokens", "special"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_required_calls_are_valid(name: str, kind: str) -> None:
