@@ -4,8 +4,8 @@
     python -m bench.worker.step_pairs ../base [--shape qwen2-0.5b] [--quantization int8]
         [--kv-cache-dtype int8] [--rounds 10] [--save]
 
-Both checkouts load the same random model in a process of their own and take turns, the one that is
-first changing with each round. A ratio below 1 means that this checkout is faster. The kernels of
+Each checkout loads the same random model in a separate process. They take turns, and the one that
+is first changes with each round. A ratio below 1 means that this checkout is faster. The kernels of
 the other checkout are compiled first. $TACO_CPU_ISA chooses the instruction set of both.
 """
 
