@@ -44,6 +44,8 @@ def main() -> None:
     if args.rounds < 2:
         parser.error("--rounds: an interval needs at least two pairs")
     base = args.base.resolve()
+    if not (base / "bench" / "worker" / "cpu_step.py").exists():
+        parser.error(f"{args.base} is no checkout with bench/worker/cpu_step.py")
     commit = commit_of(base)
     build = [sys.executable, "-m", "taco_kernels.build"]
     subprocess.run(build, env=environment(base), cwd=base, check=True)

@@ -37,6 +37,7 @@ def main() -> None:
 
 
 def load_worker(shape: str, quantization: str | None, kv_cache_dtype: str) -> Worker:
+    """As that of `cpu_step`, which older checkouts lack."""
     with tempfile.TemporaryDirectory() as folder:
         write_config(Path(folder), SHAPES[shape])
         model = ModelConfig(

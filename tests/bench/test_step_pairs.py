@@ -32,6 +32,16 @@ def test_packages_are_those_of_the_checkout(tmp_path: Path) -> None:
         pass
 
 
+def test_a_folder_that_is_no_checkout_is_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["step_pairs", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        step_pairs.main()
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.endswith(f"{tmp_path} is no checkout with bench/worker/cpu_step.py")
+
+
 def test_a_ratio_below_one_means_that_this_checkout_is_faster() -> None:
     found = step_pairs.compare([({"step": 1.0}, {"step": 2.0}), ({"step": 1.1}, {"step": 2.2})])
     assert found["step"] == {"ms": 1.05, "base_ms": 2.1, "ratio": 0.5, "low": 0.5, "high": 0.5}
