@@ -39,7 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", max_examples=60, derandomize=True, **_COMMON)  # type: ignore[arg-type]
-settings.register_profile("quick", max_examples=10, derandomize=True, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile("quick", max_examples=20, derandomize=True, **_COMMON)  # type: ignore[arg-type]
 settings.register_profile("long", max_examples=5000, **_COMMON)  # type: ignore[arg-type]
 
 
