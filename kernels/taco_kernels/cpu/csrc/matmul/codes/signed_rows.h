@@ -2,9 +2,8 @@
 // and their sums over groups of columns.
 #pragma once
 
-#include "matmul/block.h"
+#include "matmul/codes/code_passes.h"
 #include "matmul/codes/grouped_int8.h"
-#include "matmul/multiply_vectors.h"
 #include "matmul/pack.h"
 
 namespace TACO_ISA {
@@ -12,11 +11,8 @@ namespace TACO_ISA {
 // Numbers that are summed at once: groups have a multiple of as many columns, or whole rows.
 constexpr int64_t SUM_K = 16;
 
-// Rows of a pass: decoding takes registers too.
-constexpr int CODE_PASS_ROWS = PASS_ROWS > 12 ? 12 : PASS_ROWS;
-
-// The rows of a block, by passes (for_row_blocks) of R rows: [column / 4][R][column % 4]. Sums of a
-// pass are [SUM_K or group of columns][R].
+// The rows of a block, by passes (for_code_passes) of R rows: [column / 4][R][column % 4]. Sums of
+// a pass are [SUM_K or group of columns][R].
 class SignedRows {
 public:
     static int64_t bytes(int64_t count, int64_t k) {
@@ -33,7 +29,7 @@ public:
           sums_(at<int32_t>(numbers_, numbers_bytes(count_, padded_))),
           starts_(at<int32_t>(sums_, sums_bytes(count_, padded_))),
           factors_(at<int32_t>(starts_, sums_bytes(count_, padded_))) {
-        for_row_blocks<CODE_PASS_ROWS>(count_, [&](int64_t first, auto rows) {
+        for_code_passes(count_, [&](int64_t first, auto rows) {
             for (int64_t step = 0; step < padded_ / STEP_K; ++step) order(block, first, rows, step);
         });
     }
@@ -47,7 +43,7 @@ public:
         offset_ = offset;
         const int64_t group_sums = ceil_div(group_size, SUM_K);
         // What the last rows write past their pass, the next pass overwrites.
-        for_row_blocks<CODE_PASS_ROWS>(count_, [&](int64_t first, auto rows) {
+        for_code_passes(count_, [&](int64_t first, auto rows) {
             int64_t to = first * num_sums_;
             for (int64_t group = 0; group < num_sums_; group += group_sums, to += rows) {
                 const int64_t end = std::min(group + group_sums, num_sums_);
@@ -79,7 +75,7 @@ public:
 
 private:
     static constexpr int64_t QUADS = STEP_K / 4, SLACK = 64;
-    static_assert(CODE_PASS_ROWS <= QUADS && LANES == QUADS);
+    static_assert(LONG_PASS_ROWS <= QUADS && LANES == QUADS);
 
     static int64_t numbers_bytes(int64_t count, int64_t padded) {
         return round_up(count * padded + SLACK, 64);
