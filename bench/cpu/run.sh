@@ -55,6 +55,9 @@ compare --ours taco taco-http --peer openvino --workload start memory --pairs 4 
 if [[ -f "$peers/models/qwen2-1.5b/config.json" ]]; then
   compare --model qwen2-1.5b --ours "${ours[@]}" --peer openvino openvino-int8 vllm \
     --workload single long batch --pairs 4 --save peers_1.5b
+  # Not all of them at once: their weights and vLLM's memory leave too little of 24 GiB.
+  compare --model qwen2-1.5b --ours "${ours[@]}" --peer openvino openvino-int8 llama-cpp \
+    --workload single --pairs 6 --save peers_1.5b_single
 fi
 run kernels.outliers --save
 run worker.cpu_step --save
