@@ -116,7 +116,13 @@ class CpuKernels:
         num_threads: int = 1,
         cpus: Sequence[int] | None = None,
     ) -> None:
-        """Binds thread i to cpus[i], except thread 0, which is the calling thread."""
+        """Binds thread i to cpus[i], except thread 0, which is the calling thread.
+
+        Raises:
+            UnsupportedCpuError, ValueError: as choose_instruction_set.
+        """
+        # The check also asks the system for AMX's tiles: without leave they are illegal.
+        choose_instruction_set(missing_cpu_features(lib), isa)
         self.lib = lib
         self.isa = isa
         self.num_threads = num_threads

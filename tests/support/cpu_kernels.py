@@ -32,6 +32,8 @@ EMULATED_SETS = tuple(
     if _EMULATES_ALL or isa.name.removeprefix("emulated_") not in NATIVE
 )
 EMULATED = tuple(isa.name for isa in EMULATED_SETS)
+# The set with tiles that a test can have.
+WITH_TILES = "amx" if "amx" in NATIVE else "emulated_amx"
 
 
 @cache

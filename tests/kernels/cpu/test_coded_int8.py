@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from support.cpu_kernels import EMULATED, NATIVE, decode_int8, kernels_of
+from support.cpu_kernels import EMULATED, NATIVE, WITH_TILES, decode_int8, kernels_of
 from support.group_codes import random_codes, random_step_codes
 from taco_kernels.code_layout import CodeLayout, RowSegment, ScaleType, StepType, takes_int8
 from taco_kernels.cpu.coded_matrix import CodedMatrix
@@ -418,7 +418,7 @@ def test_which_codes_take_int8_activations(
 
 
 def test_short_groups_are_rejected_on_tiles() -> None:
-    kernels = kernels_of("emulated_amx", 1)
+    kernels = kernels_of(WITH_TILES, 1)
 
     with pytest.raises(ValueError, match="int8 codes of such groups do not multiply int8 on tiles"):
         packed(kernels, random_codes(16, 64, "int8", 32))
@@ -447,7 +447,7 @@ def test_codes_of_few_bits_are_rejected_on_tiles_and_for_bfloat16() -> None:
     codes = random_codes(16, 64, "int8", 64, bits=6)
 
     with pytest.raises(ValueError, match="codes of 6 bits are not multiplied on tiles"):
-        packed(kernels_of("emulated_amx", 1), codes, bits=6)
+        packed(kernels_of(WITH_TILES, 1), codes, bits=6)
     with pytest.raises(ValueError, match="codes of 6 bits multiply no bfloat16 operands"):
         CodedMatrix(16, 64, [RowSegment(16, layout_of(codes, bits=6))])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from support.checkpoints import make_checkpoint
-from support.cpu_kernels import NATIVE, kernels_of
+from support.cpu_kernels import NATIVE, WITH_TILES, kernels_of
 from support.group_codes import random_codes
 from support.paged import PagedRunner
 from taco_kernels.code_layout import CodeLayout
@@ -101,12 +101,12 @@ def test_int8_activations_change_logits_little_and_no_bit_by_chunks(
 def test_short_groups_multiply_bfloat16_on_tiles(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "LlamaForCausalLM", tie_word_embeddings=False)
 
-    weights, model = loaded(plan, "emulated_amx", "auto", group=32)
+    weights, model = loaded(plan, WITH_TILES, "auto", group=32)
 
     assert model.description.endswith(", bfloat16, int4 codes, bfloat16 activations")
     assert {matrix.dtype for matrix in weights.matrices.values()} == {torch.bfloat16}
     with pytest.raises(ValueError, match="do not multiply int8 activations"):
-        loaded(plan, "emulated_amx", "int8", group=32)
+        loaded(plan, WITH_TILES, "int8", group=32)
 
 
 def test_embeddings_are_read_from_a_tied_head_of_codes(tmp_path: Path) -> None:
