@@ -248,10 +248,8 @@ class _Lowering:
         elif (target := self._take_sum(op.out, x)) is not None:
             out, epilogue = target, "add"
         written = out
-        kind = self._readers.operand_kind(out, self._index)
-        if epilogue != "add" and kind.type == "bf16":
-            written = self._new_operands(out, kind)
-            self.has_tail.add(written.buffer)
+        if epilogue != "add":
+            written = self._operands_for_readers(out, encodes_int8=epilogue == "gate_mul")
         lowered = LoweredOp(
             kind="linear",
             x=x,
@@ -292,16 +290,11 @@ class _Lowering:
         )
 
     def _attend(self, op: Attend) -> None:
-        out = op.out
-        kind = self._readers.operand_kind(op.out, self._index)
-        if kind.type == "bf16":
-            out = self._new_operands(op.out, kind)
-            self.has_tail.add(out.buffer)
         self._emit(
             LoweredOp(
                 kind="attend",
                 x=op.query,
-                out=out,
+                out=self._operands_for_readers(op.out, encodes_int8=True),
                 index=op.entry,
                 attend=op,
             ),
@@ -379,9 +372,26 @@ class _Lowering:
         if kind.type == "f32":
             return x
         if (x, kind) not in self._operands:
+            source = self._operands.get((x, OperandKind("bf16")), x)
             out = self._new_operands(x, kind)
-            self._emit(LoweredOp(kind="encode", x=x, out=out, order=kind.order))
+            self._emit(LoweredOp(kind="encode", x=source, out=out, order=kind.order))
         return self._operands[x, kind]
+
+    def _operands_for_readers(self, out: Slice, *, encodes_int8: bool) -> Slice:
+        """Where the current op writes `out`: as bfloat16 operands, or as floats.
+
+        Args:
+            encodes_int8: also write such operands for products of int8. Int8 has scales of whole
+                rows, so it is encoded from them; floats would take twice the memory.
+        """
+        kind = self._readers.operand_kind(out, self._index)
+        if kind.type == "bf16":
+            written = self._new_operands(out, kind)
+            self.has_tail.add(written.buffer)
+            return written
+        if kind.type == "i8" and encodes_int8:
+            return self._new_operands(out, OperandKind("bf16"))
+        return out
 
     def _new_operands(self, part: Slice, kind: OperandKind) -> Slice:
         """The operands of `part`, instead of those in another order."""

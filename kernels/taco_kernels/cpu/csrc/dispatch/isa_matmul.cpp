@@ -8,6 +8,7 @@
 
 void TACO_ISA::add_matmul(Kernels& table) {
     table.encode_rows = encode_rows;
+    table.encode_operands = encode_operands;
     table.multiply = multiply;
     table.multiply_heads = multiply_heads;
     table.multiply_argmax = multiply_argmax;

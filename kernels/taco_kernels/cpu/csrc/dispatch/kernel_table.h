@@ -47,6 +47,9 @@ struct Kernels {
     // with the stride padded_k, scales [count] and an order for int8 (matmul/encode_int8.h).
     void (*encode_rows)(Thread&, DType type, int64_t count, int64_t k, const float* rows,
                         int64_t stride, void* out, RowScale* scales, const ColumnOrder& order);
+    // Encodes rows [count, k] of operands of a bf16 matrix as operands of an int8 matrix, likewise.
+    void (*encode_operands)(Thread&, int64_t count, int64_t k, const void* rows, void* out,
+                            RowScale* scales, const ColumnOrder& order);
     void (*multiply)(Thread&, const Product&);
     void (*multiply_heads)(Thread&, const HeadProduct&);
     void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);

@@ -169,7 +169,10 @@ inline void store_bf16(bf16* p, F32 low, F32 high) {
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
 }
 inline Bf16Operand encode_bf16(float x) { return to_bf16(x); }
-inline void store_bf16_operand(Bf16Operand* p, F32 a) { store_bf16(p, a); }
+// Denormal numbers become 0, which products take them for.
+inline void store_bf16_operand(Bf16Operand* p, F32 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+}
 #else
 struct PairRow {
     F32 even, odd;

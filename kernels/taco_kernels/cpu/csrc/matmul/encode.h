@@ -22,6 +22,31 @@ struct FloatRow {
     }
 };
 
+// A row of operands of a bf16 matrix, likewise. Those past the last may hold anything.
+// Reads the row that follows in memory ahead: its lines are apart from each other.
+struct OperandRow {
+    const Bf16Operand* values;
+    const Bf16Operand* next;
+    int64_t k;
+
+    template <class Body>
+    void each(Body body) const {
+        int64_t i = 0;
+        for (; i + LANES <= k; i += LANES) body(i, load_operand(i), int64_t(LANES));
+        if (i < k) body(i, select_bits((1u << (k - i)) - 1, load_operand(i), zero()), k - i);
+    }
+
+private:
+    F32 load_operand(int64_t i) const {
+        __builtin_prefetch(operand_at(next, i));
+        if constexpr (sizeof(Bf16Operand) == sizeof(float)) {
+            return load(reinterpret_cast<const float*>(operand_at(values, i)));
+        } else {
+            return load_bf16(reinterpret_cast<const bf16*>(operand_at(values, i)));
+        }
+    }
+};
+
 // Encodes one row of `k` floats as padded_k(type, k) operands, the first of them at `out`. `scale`
 // and `order` are for int8 only.
 inline void encode_row(DType type, int64_t k, const float* row, void* out, RowScale* scale,
@@ -49,6 +74,26 @@ inline void encode_rows(Thread& thread, DType type, int64_t count, int64_t k, co
             encode_row(type, k, rows + row * stride,
                        static_cast<char*>(out) + operand_offset(type, row, padded, 0), scales + row,
                        order);
+        }
+    });
+}
+
+// Likewise encodes rows of operands of a bf16 matrix, with a stride of padded_k, as int8.
+inline void encode_operands(Thread& thread, int64_t count, int64_t k, const void* rows, void* out,
+                            RowScale* scales, const ColumnOrder& order) {
+    const int64_t padded = padded_k(DType::i8, k), padded_rows = padded_k(DType::bf16, k);
+    const auto* from = static_cast<const char*>(rows);
+    // The rows of a tile have lines in common, if one thread reads them.
+    const int64_t grain = count < 64 ? 4 : std::max<int64_t>(4, OPERAND_TILE_ROWS);
+    thread.share(count, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const auto values = [&](int64_t r) {
+                return reinterpret_cast<const Bf16Operand*>(
+                    from + operand_offset(DType::bf16, r, padded_rows, 0));
+            };
+            void* encoded = static_cast<char*>(out) + operand_offset(DType::i8, row, padded, 0);
+            encode_i8_row(OperandRow{values(row), values(row + 1), k}, k,
+                          static_cast<Int8Operand*>(encoded), scales[row], order);
         }
     });
 }

@@ -16,24 +16,42 @@ static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
 template <int PANELS>
 inline void add_outliers(const RowScale& scale, const int8_t* panel, int64_t panel_bytes,
                          int32_t* sums, int64_t stride) {
-    I32 highs[PANELS], units[PANELS];
-#pragma GCC unroll 8
-    for (int p = 0; p < PANELS; ++p) highs[p] = units[p] = zero_i32();
-    for (int32_t i = 0; i < scale.num_outliers; ++i) {
-        const Outlier& outlier = scale.outliers[i];
+    // Few panels take the outliers in turn with two sets of sums: each waits for its own last one.
+    constexpr int SETS = PANELS <= 2 ? 2 : 1;
+    I32 highs[SETS][PANELS], units[SETS][PANELS];
+    const auto add_next = [&](int set, const Outlier& outlier) {
         const int8_t* quads = panel + uint32_t(outlier.k) / k_group(DType::i8) * STEP_BYTES;
 #pragma GCC unroll 8
         for (int p = 0; p < PANELS; ++p) {
-            highs[p] = dot_unsigned_quad(highs[p], quads + p * panel_bytes, outlier.quad);
-            units[p] = dot_unsigned_quad(units[p], quads + p * panel_bytes, outlier.unit);
-            keep(highs[p]);
-            keep(units[p]);
+            highs[set][p] =
+                dot_unsigned_quad(highs[set][p], quads + p * panel_bytes, outlier.quad);
+            units[set][p] =
+                dot_unsigned_quad(units[set][p], quads + p * panel_bytes, outlier.unit);
+            keep(highs[set][p]);
+            keep(units[set][p]);
+        }
+    };
+#pragma GCC unroll 16
+    for (int i = 0; i < SETS * PANELS; ++i) {
+        highs[i / PANELS][i % PANELS] = units[i / PANELS][i % PANELS] = zero_i32();
+    }
+    int32_t done = 0;
+    for (; done + SETS <= scale.num_outliers; done += SETS) {
+#pragma GCC unroll 2
+        for (int set = 0; set < SETS; ++set) add_next(set, scale.outliers[done + set]);
+    }
+    if (done < scale.num_outliers) add_next(0, scale.outliers[done]);
+    if constexpr (SETS == 2) {
+#pragma GCC unroll 2
+        for (int p = 0; p < PANELS; ++p) {
+            highs[0][p] = add(highs[0][p], highs[1][p]);
+            units[0][p] = add(units[0][p], units[1][p]);
         }
     }
     static_assert(Outlier::OFFSET == 1 << 7 && OUTLIER_STEP == (1 << 8) - (1 << 1));
 #pragma GCC unroll 8
     for (int p = 0; p < PANELS; ++p) {
-        const I32 high = sub(highs[p], shift_left<7>(units[p]));
+        const I32 high = sub(highs[0][p], shift_left<7>(units[0][p]));
         const I32 product = sub(shift_left<8>(high), shift_left<1>(high));
         store_i32(sums + p * stride, add(load_i32(sums + p * stride), product));
     }
@@ -153,9 +171,10 @@ inline RowEpilogue row_epilogue(const Product& product) {
 }
 
 // Writes the results of a block, row by row.
-template <RowEpilogue KIND>
+template <RowEpilogue KIND_>
 class BlockRows {
 public:
+    static constexpr RowEpilogue KIND = KIND_;
     static constexpr bool IS_LIGHT = KIND != RowEpilogue::other;
 
     BlockRows() = default;

@@ -19,7 +19,7 @@
 #include "isa/quad_product.h"
 #include "matmul/blocking.h"
 #include "matmul/codes/multiply_codes.h"
-#include "matmul/epilogue.h"
+#include "matmul/quad_rows.h"
 #include "runtime/thread_memory.h"
 
 #ifdef TACO_HAS_TILES
@@ -68,68 +68,57 @@ __attribute__((noinline)) void sum_alone(int64_t rows, int64_t panels, const Qua
     multiply_quad<Tiles, STREAMED>(rows, panels, product, fetch);
 }
 
-// Adds the sums of segments of k as a binary tree, row by row, and finishes the last one's rows.
-// Segment `index` completes as many subtrees as its number ends with ones; `levels` keeps the sums
-// of those that wait for their other half.
+// Adds the sums of segments of k to their tree, and finishes the last one's rows: as QuadRows with
+// segments, for any rows and panels.
 template <class Rows>
 class SegmentRows {
 public:
-    static constexpr bool IS_LIGHT = Rows::IS_LIGHT;
-
-    SegmentRows() = default;
-    SegmentRows(const Rows& rows, const Block& quad, float* sums, float* levels,
-                int64_t levels_stride, int64_t level_size, int64_t index, bool is_last)
+    // `block_row`: the quad's first row, counted from the block's first.
+    SegmentRows(const Rows& rows, const Block& quad, float* sums, const SegmentTree& tree,
+                int64_t block_row)
         : rows_(rows),
           first_row_(quad.rows.begin),
+          block_row_(block_row),
           num_panels_(quad.panels.size()),
           sums_(sums),
           sums_stride_(quad.sums_stride()),
-          levels_(levels),
-          levels_stride_(levels_stride),
-          level_size_(level_size),
-          index_(index),
-          is_last_(is_last) {}
+          tree_(tree) {}
 
     void operator()(int64_t row) const {
         const int64_t at = (row - first_row_) * PANEL;
         for (int64_t panel = 0; panel < num_panels_; ++panel) {
             float* own = sums_ + panel * sums_stride_ + at;
-            float* level = levels_ + panel * levels_stride_ + at;
+            float* level = tree_.levels + panel * tree_.panel_stride + block_row_ * PANEL + at;
             F32 sum = load(own);
-            for (int64_t ones = index_; ones % 2; ones /= 2, level += level_size_) {
+            for (int64_t ones = tree_.index; ones % 2; ones /= 2, level += tree_.level_size) {
                 sum = add(load(level), sum);
             }
-            store(is_last_ ? own : level, sum);
+            store(tree_.is_last ? own : level, sum);
         }
-        if (is_last_) rows_(row);
+        if (tree_.is_last) rows_(row);
     }
 
 private:
     Rows rows_;
-    int64_t first_row_ = 0, num_panels_ = 0;
+    int64_t first_row_ = 0, block_row_ = 0, num_panels_ = 0;
     float* sums_ = nullptr;
     int64_t sums_stride_ = 0;
-    float* levels_ = nullptr;
-    int64_t levels_stride_ = 0, level_size_ = 0, index_ = 0;
-    bool is_last_ = true;
+    SegmentTree tree_;
 };
-
-template <class Rows>
-constexpr bool HAS_SEGMENTS = false;
-template <class Rows>
-constexpr bool HAS_SEGMENTS<SegmentRows<Rows>> = true;
 
 // In place of BlockRows: the caller finishes the block's sums.
 struct NoRows {
     static constexpr bool IS_LIGHT = false;
+    static constexpr RowEpilogue KIND = RowEpilogue::other;
 };
 
-// Computes one block. `Rows` finishes the rows of a quad: BlockRows, SegmentRows of them, or
-// NoRows.
-template <class Tiles, class Rows>
+// Computes one block. `Rows` finishes the rows of a quad: BlockRows or NoRows.
+template <class Tiles, class Rows, bool HAS_SEGMENTS>
 class TileBlock {
     using Item = typename Tiles::Item;
+    using LightRows = QuadRows<Rows::KIND, Item, HAS_SEGMENTS>;
     static constexpr bool FINISHES = !std::is_same_v<Rows, NoRows>;
+    static constexpr bool IS_LIGHT = Rows::IS_LIGHT;
     static constexpr int64_t ITEM_BYTES = sizeof(Item);
 
 public:
@@ -141,7 +130,7 @@ public:
           sums_(sums),
           count_(block.rows.size()),
           steps_(block.steps / LINES_OF_TILE),
-          segment_steps_(steps_ / (HAS_SEGMENTS<Rows> ? product->matrix.segments : 1)),
+          segment_steps_(steps_ / (HAS_SEGMENTS ? product->matrix.segments : 1)),
           range_steps_(range_steps),
           group_bytes_(operand_offset(Tiles::TYPE, TILE_ROWS, block.operand_stride, 0)),
           keeps_all_(!FINISHES || range_steps < steps_) {}
@@ -170,6 +159,63 @@ private:
         return block_.data + panel * block_.panel_bytes + step * TILE_BYTES;
     }
 
+    // Up to two panels over the steps of a part.
+    struct Part {
+        int64_t panel, num_panels;
+        Range steps;
+        bool ends;            // a segment, or all k
+        bool is_light;        // `light` finishes its quads
+        Item* slot;           // where the sums of the block's first row are kept
+        QuadProduct product;  // of the block's first rows
+        LightRows light;
+        SegmentTree tree;
+    };
+
+    Part part_of(int64_t panel, Range steps) {
+        Part part{};
+        part.panel = panel;
+        part.num_panels = std::min<int64_t>(2, block_.panels.size() - panel);
+        part.steps = steps;
+        part.ends = FINISHES && steps.end % segment_steps_ == 0;
+        const int64_t stride = block_.sums_stride();
+        part.slot = sums_ + (keeps_all_ ? panel : 0) * stride;
+        QuadProduct& product = part.product;
+        product.rows = static_cast<const char*>(block_.operands) + steps.begin * TILE_BYTES;
+        product.row_bytes = 64;
+        product.row_step_bytes = TILE_BYTES;
+        product.lower_rows = group_bytes_;
+        product.panels = block_.codes ? reinterpret_cast<const char*>(decoded_[0])
+                                      : weights(panel, steps.begin);
+        product.panel_bytes = block_.codes ? sizeof decoded_[0] : block_.panel_bytes;
+        product.steps = steps.size();
+        product.to = {part.slot, 64, TILE_BYTES, stride * ITEM_BYTES};
+        if (steps.begin % segment_steps_) product.from = product.to;
+        if constexpr (HAS_SEGMENTS) {
+            if (part.ends) part.tree = tree_of(part.slot, steps.end);
+        }
+        if constexpr (IS_LIGHT) {
+            const int64_t first = block_.panels.begin + panel;
+            const Range panels = {first, first + part.num_panels};
+            if (part.ends && LightRows::fits(*product_, panels)) {
+                part.is_light = true;
+                part.light = LightRows(*product_, block_.rows, panels);
+                part.light.set_tree(part.tree);
+            }
+        }
+        return part;
+    }
+
+    // The tree of the sums that are kept in `slot`, with the segment that ends at a step.
+    SegmentTree tree_of(float* slot, int64_t end) const {
+        SegmentTree tree;
+        tree.panel_stride = block_.sums_stride();
+        tree.level_size = (keeps_all_ ? block_.panels.size() : 2) * tree.panel_stride;
+        tree.levels = slot + tree.level_size;
+        tree.index = end / segment_steps_ - 1;
+        tree.is_last = end == steps_;
+        return tree;
+    }
+
     // Up to 32 rows: all k at once.
     void stream_panels() {
         const int64_t num_panels = block_.panels.size();
@@ -180,7 +226,8 @@ private:
                 const int64_t turn = std::max<int64_t>(steps_ - STEPS_AHEAD - step, 0);
                 const Fetch fetch{weights(panel, step + STEPS_AHEAD), block_.panel_bytes,
                                   LINES_OF_TILE, turn, next};
-                sum_quad<Streamed::all>(panel, 0, {step, step + segment_steps_}, fetch);
+                const Part part = part_of(panel, {step, step + segment_steps_});
+                sum_quad<Streamed::all>(part, 0, fetch);
             }
         }
     }
@@ -193,24 +240,25 @@ private:
         const int64_t num_parts = range.size() / piece_steps * parts;
         const int64_t num_groups = ceil_div(count_, QUAD_ROWS);
         const int64_t lines = ceil_div(LINES_OF_TILE, num_groups);
-        const auto part_of = [&](int64_t index) {
+        const auto steps_of = [&](int64_t index) {
             const int64_t piece = range.begin + index / parts * piece_steps, part = index % parts;
             return Range{piece + piece_steps * part / parts,
                          piece + piece_steps * (part + 1) / parts};
         };
         for (int64_t panel = 0; panel < num_panels; panel += 2) {
             for (int64_t index = 0; index < num_parts; ++index) {
-                const Range part = part_of(index);
-                const char* next = index + 1 < num_parts    ? weights(panel, part.end)
+                const Range steps = steps_of(index);
+                const char* next = index + 1 < num_parts    ? weights(panel, steps.end)
                                    : panel + 2 < num_panels ? weights(panel + 2, range.begin)
                                    : range.end < steps_     ? weights(0, range.end)
                                                             : block_.next;
-                if (block_.codes) decode(panel, part);
+                if (block_.codes) decode(panel, steps);
+                const Part part = part_of(panel, steps);
                 for (int64_t group = 0; group < num_groups; ++group) {
-                    const int64_t fetched = group * part.size() * lines * 64;
-                    const bool is_needed = !block_.codes && fetched < part.size() * TILE_BYTES;
+                    const int64_t fetched = group * steps.size() * lines * 64;
+                    const bool is_needed = !block_.codes && fetched < steps.size() * TILE_BYTES;
                     const Fetch fetch{next + fetched, block_.panel_bytes, is_needed ? lines : 0};
-                    sum_quad<Streamed::rows>(panel, group * QUAD_ROWS, part, fetch);
+                    sum_quad<Streamed::rows>(part, group * QUAD_ROWS, fetch);
                 }
             }
         }
@@ -227,56 +275,51 @@ private:
         }
     }
 
-    // Adds the steps of a part to the sums of up to 32 rows with up to two panels.
+    // Adds a part to the sums of up to 32 rows.
     template <Streamed STREAMED>
-    void sum_quad(int64_t panel, int64_t row, Range part, const Fetch& fetch) {
+    void sum_quad(const Part& part, int64_t row, const Fetch& fetch) {
         const int64_t rows = std::min(QUAD_ROWS, count_ - row);
-        const int64_t panels = std::min<int64_t>(2, block_.panels.size() - panel);
-        const int64_t stride = block_.sums_stride();
-        Item* slot = sums_ + (keeps_all_ ? panel : 0) * stride + row * PANEL;
-        const QuadSums kept{slot, 64, TILE_BYTES, stride * ITEM_BYTES};
-        const bool ends = FINISHES && part.end % segment_steps_ == 0;  // a segment, or all k
-        QuadProduct product{};
-        product.rows = static_cast<const char*>(block_.operands) + row / TILE_ROWS * group_bytes_ +
-                       part.begin * TILE_BYTES;
-        product.row_bytes = 64;
-        product.row_step_bytes = TILE_BYTES;
-        product.lower_rows = group_bytes_;
-        if (block_.codes) {
-            product.panels = decoded_[0];
-            product.panel_bytes = sizeof decoded_[0];
+        QuadProduct product = part.product;
+        product.rows = static_cast<const char*>(product.rows) + row / TILE_ROWS * group_bytes_;
+        Item* kept = part.slot + row * PANEL;
+        if (product.from.data) product.from.data = kept;
+        product.to.data = kept;
+        if (!part.ends) {
+            multiply_and_finish<STREAMED>(rows, part.num_panels, product, fetch);
+            return;
+        }
+        Item* sums = quads_[turn_];
+        turn_ ^= 1;
+        const int64_t stride = round_up(rows, OPERAND_TILE_ROWS) * PANEL;
+        product.to.data = sums;
+        product.to.beside = stride * ITEM_BYTES;
+        multiply_and_finish<STREAMED>(rows, part.num_panels, product, fetch);
+        if (part.is_light) {
+            rest_ = {part.light, row, row + rows};
+            rest_.rows.set_sums(sums, row, stride);
         } else {
-            product.panels = weights(panel, part.begin);
-            product.panel_bytes = block_.panel_bytes;
-        }
-        product.steps = part.size();
-        if (part.begin % segment_steps_) product.from = kept;
-        product.to = kept;
-        Block quad = block_;
-        quad.rows = {block_.rows.begin + row, block_.rows.begin + row + rows};
-        quad.panels = {block_.panels.begin + panel, block_.panels.begin + panel + panels};
-        if (ends) {
-            product.to = {quads_[turn_], 64, TILE_BYTES, quad.sums_stride() * ITEM_BYTES};
-        }
-        multiply_and_finish<STREAMED>(rows, panels, product, fetch);
-        if constexpr (FINISHES) {
-            if (!ends) return;
-            rest_ = {rows_of(quad, slot, part.end), quad.rows.begin, quad.rows.end};
-            turn_ ^= 1;
-            if (!Rows::IS_LIGHT) finish_rest();
+            finish_heavy(part, row, rows, sums);
         }
     }
 
-    // What is left to do for the rows of a quad whose sums end at a step. `slot`: where its sums
-    // were kept.
-    Rows rows_of(const Block& quad, Item* slot, int64_t end) {
-        if constexpr (HAS_SEGMENTS<Rows>) {
-            const int64_t stride = block_.sums_stride();
-            const int64_t level_size = (keeps_all_ ? block_.panels.size() : 2) * stride;
-            return Rows({*product_, quad, quads_[turn_]}, quad, quads_[turn_], slot + level_size,
-                        stride, level_size, end / segment_steps_ - 1, end == steps_);
-        } else {
-            return Rows(*product_, quad, quads_[turn_]);
+    // Finishes the rows of a quad whose epilogue has no light form.
+    __attribute__((noinline)) void finish_heavy(const Part& part, int64_t row, int64_t rows,
+                                                Item* sums) {
+        if constexpr (FINISHES) {
+            const int64_t first_row = block_.rows.begin + row;
+            const int64_t first_panel = block_.panels.begin + part.panel;
+            Block quad = block_;
+            quad.rows = {first_row, first_row + rows};
+            quad.panels = {first_panel, first_panel + part.num_panels};
+            const auto finish_all = [&](const auto& all) {
+                for (int64_t i = quad.rows.begin; i < quad.rows.end; ++i) all(i);
+            };
+            const Rows all(*product_, quad, sums);
+            if constexpr (HAS_SEGMENTS) {
+                finish_all(SegmentRows<Rows>(all, quad, sums, part.tree, row));
+            } else {
+                finish_all(all);
+            }
         }
     }
 
@@ -285,16 +328,17 @@ private:
     template <Streamed STREAMED>
     void multiply_and_finish(int64_t rows, int64_t panels, const QuadProduct& product,
                              const Fetch& fetch) {
-        if constexpr (Rows::IS_LIGHT) {
-            const int64_t rows_per_step = ceil_div(rest_.end - rest_.row, product.steps);
-            FinishAndFetch<Rows> beside{fetch, rest_.rows, rest_.row, rest_.end, rows_per_step};
-            if (rows > TILE_ROWS && panels == 2) {
-                beside = multiply_quad<Tiles, true, true, STREAMED>(product, beside);
-                rest_.row = beside.row;
-                return;
-            }
-            if (STREAMED == Streamed::all && panels == 2) {
-                beside = multiply_quad<Tiles, false, true, STREAMED>(product, beside);
+        if constexpr (IS_LIGHT) {
+            const bool is_whole = rows > TILE_ROWS && panels == 2;
+            const bool is_upper = STREAMED == Streamed::all && panels == 2;
+            if (is_whole || is_upper) {
+                const int64_t per_step = ceil_div(rest_.end - rest_.row, product.steps);
+                FinishAndFetch<LightRows> beside{fetch, rest_.rows, rest_.row, rest_.end, per_step};
+                if (is_whole) {
+                    beside = multiply_quad<Tiles, true, true, STREAMED>(product, beside);
+                } else {
+                    beside = multiply_quad<Tiles, false, true, STREAMED>(product, beside);
+                }
                 rest_.row = beside.row;
                 return;
             }
@@ -303,14 +347,14 @@ private:
         sum_alone<Tiles, STREAMED>(rows, panels, product, fetch);
     }
 
-    void finish_rest() {
-        if constexpr (FINISHES) {
+    __attribute__((noinline)) void finish_rest() {
+        if constexpr (IS_LIGHT) {
             for (; rest_.row < rest_.end; ++rest_.row) rest_.rows(rest_.row);
         }
     }
 
     struct Rest {
-        Rows rows;
+        LightRows rows;
         int64_t row = 0, end = 0;  // those that are left
     };
 
@@ -328,7 +372,7 @@ private:
 // Computes the sums of a block.
 template <class Tiles>
 void sum_on_tiles(const Block& block, typename Tiles::Item* sums) {
-    TileBlock<Tiles, NoRows>(block, nullptr, sums, block.steps / LINES_OF_TILE).run();
+    TileBlock<Tiles, NoRows, false>(block, nullptr, sums, block.steps / LINES_OF_TILE).run();
 }
 
 // Computes a block of a product, range by range of k, and writes its results.
@@ -339,17 +383,16 @@ inline void multiply_on_tiles(const Product& product, const Block& block, int64_
     int64_t num_sums = 1;
     for (int64_t segments = matrix.segments; segments > 1; segments /= 2) ++num_sums;
     void* sums = thread_memory(num_sums * panels * block.sums_stride() * 4);
-    const auto run = [&](auto tiles, auto rows) {
+    const auto run = [&](auto tiles, auto rows, auto has_segments) {
         using Tiles = decltype(tiles);
-        using Item = typename Tiles::Item;
-        TileBlock<Tiles, decltype(rows)>(block, &product, static_cast<Item*>(sums), range_steps)
-            .run();
+        using Block = TileBlock<Tiles, decltype(rows), has_segments>;
+        Block(block, &product, static_cast<typename Tiles::Item*>(sums), range_steps).run();
     };
     with_row_epilogue(product, [&](auto kind) {
-        using Rows = BlockRows<kind>;
-        if (matrix.type == DType::i8) return run(Int8Tiles(), Rows());
-        if (matrix.segments > 1) return run(Bf16Tiles(), SegmentRows<Rows>());
-        run(Bf16Tiles(), Rows());
+        const BlockRows<kind> rows;
+        if (matrix.type == DType::i8) return run(Int8Tiles(), rows, std::false_type());
+        if (matrix.segments > 1) return run(Bf16Tiles(), rows, std::true_type());
+        run(Bf16Tiles(), rows, std::false_type());
     });
 }
 

@@ -190,6 +190,10 @@ private:
 
     void encode(const Op& op) const {
         const DType type = program_.buffers[op.out.buffer].type;
+        if (program_.buffers[op.x.buffer].type == DType::bf16) {
+            return kernels().encode_operands(thread_, count_, op.x.size, operands_of(op.x, 0),
+                                             operands_of(op.out, 0), scale_of(op.out, 0), op.order);
+        }
         kernels().encode_rows(thread_, type, count_, op.x.size, floats_of(op.x, 0),
                               buffers_[op.x.buffer].float_stride(), operands_of(op.out, 0),
                               scale_of(op.out, 0), op.order);
