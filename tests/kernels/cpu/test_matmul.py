@@ -451,6 +451,27 @@ def test_outliers_of_int8_rows_keep_16_bits(cpu_kernels: CpuKernels, k: int) -> 
         assert torch.equal(part, out[-count:])
 
 
+def test_outliers_count_in_products_of_many_rows_and_long_k(cpu_kernels: CpuKernels) -> None:
+    """On tiles such a product is cut in ranges of k, and the last panels have an own epilogue."""
+    count, n, k = 150, 104, 4200
+    x, w = numbers(count, k), numbers(n, k, seed=1)
+    x[::2, 11], x[1::3, 2500:2503], x[5::7, k - 1] = 500, -700, 900
+    stream = numbers(count, n, seed=2)
+    values, scales = quantize_activations(x)
+    columns, column_scales = quantize_rows(w)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, torch.int8)
+    rows = EncodedRows(cpu_kernels, x, torch.int8)
+
+    out = multiply(cpu_kernels, rows, matrix, add_to=stream.clone())
+
+    sums = values @ columns.double().T
+    wanted = sums * (scales[:, None] * column_scales[None, :]).double() + stream
+    assert ((out - wanted).abs() <= 1e-6 * (wanted.abs() + stream.abs())).all()
+    alone = EncodedRows(cpu_kernels, x[40:41], torch.int8)
+    product = multiply(cpu_kernels, alone, matrix, add_to=stream[40:41].clone())
+    assert torch.equal(product, out[40:41])
+
+
 def test_int8_rows_of_the_smallest_numbers_are_finite(cpu_kernels: CpuKernels) -> None:
     """The reciprocal of their scale would be infinite."""
     x, w = numbers(3, 100), numbers(20, 100, seed=1)

@@ -101,10 +101,12 @@ def test_a_layer_of_llama_is_nine_ops() -> None:
     assert "encode" not in kinds
 
 
-def test_int8_operands_are_encoded_where_no_kernel_writes_them() -> None:
+def test_int8_operands_are_encoded_from_bfloat16_where_no_kernel_writes_them() -> None:
     program = lowered(plan_of("LlamaForCausalLM", LLAMA), "i8")
     encoded = [op.x.buffer for op in program.ops if op.kind == "encode" and op.x is not None]
-    assert encoded == ["attended", "inner"] * 3
+    assert [name.partition(".")[0] for name in encoded] == ["attended", "inner"] * 3
+    assert {program.buffers[name].type for name in encoded} == {"bf16"}
+    assert not program.buffers.keys() & {"attended", "inner"}
 
 
 @pytest.mark.parametrize("kind", TYPES)

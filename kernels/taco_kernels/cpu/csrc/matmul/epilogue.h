@@ -11,11 +11,13 @@ namespace TACO_ISA {
 
 static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
 
-// Adds the products of a row's outliers with some adjacent int8 panels to the row's sums. Exact:
-// they are whole numbers. `sums`: of the first panel, `stride` from one panel to the next.
+constexpr Range ALL_K = {0, std::numeric_limits<int64_t>::max()};
+
+// Adds the products of some outliers of a row with some adjacent int8 panels to the row's sums.
+// Exact: they are whole numbers. `sums`: of the first panel, `stride` from one panel to the next.
 template <int PANELS>
-inline void add_outliers(const RowScale& scale, const int8_t* panel, int64_t panel_bytes,
-                         int32_t* sums, int64_t stride) {
+inline void add_outliers(const Outlier* outlier, const Outlier* end, const int8_t* panel,
+                         int64_t panel_bytes, int32_t* sums, int64_t stride) {
     // Few panels take the outliers in turn with two sets of sums: each waits for its own last one.
     constexpr int SETS = PANELS <= 2 ? 2 : 1;
     I32 highs[SETS][PANELS], units[SETS][PANELS];
@@ -23,10 +25,8 @@ inline void add_outliers(const RowScale& scale, const int8_t* panel, int64_t pan
         const int8_t* quads = panel + uint32_t(outlier.k) / k_group(DType::i8) * STEP_BYTES;
 #pragma GCC unroll 8
         for (int p = 0; p < PANELS; ++p) {
-            highs[set][p] =
-                dot_unsigned_quad(highs[set][p], quads + p * panel_bytes, outlier.quad);
-            units[set][p] =
-                dot_unsigned_quad(units[set][p], quads + p * panel_bytes, outlier.unit);
+            highs[set][p] = dot_unsigned_quad(highs[set][p], quads + p * panel_bytes, outlier.quad);
+            units[set][p] = dot_unsigned_quad(units[set][p], quads + p * panel_bytes, outlier.unit);
             keep(highs[set][p]);
             keep(units[set][p]);
         }
@@ -35,12 +35,11 @@ inline void add_outliers(const RowScale& scale, const int8_t* panel, int64_t pan
     for (int i = 0; i < SETS * PANELS; ++i) {
         highs[i / PANELS][i % PANELS] = units[i / PANELS][i % PANELS] = zero_i32();
     }
-    int32_t done = 0;
-    for (; done + SETS <= scale.num_outliers; done += SETS) {
+    for (; outlier + SETS <= end; outlier += SETS) {
 #pragma GCC unroll 2
-        for (int set = 0; set < SETS; ++set) add_next(set, scale.outliers[done + set]);
+        for (int set = 0; set < SETS; ++set) add_next(set, outlier[set]);
     }
-    if (done < scale.num_outliers) add_next(0, scale.outliers[done]);
+    if (outlier < end) add_next(0, *outlier);
     if constexpr (SETS == 2) {
 #pragma GCC unroll 2
         for (int p = 0; p < PANELS; ++p) {
@@ -57,14 +56,20 @@ inline void add_outliers(const RowScale& scale, const int8_t* panel, int64_t pan
     }
 }
 
-// Likewise for any number of panels. Never inlined: rows without outliers do not pay for its
-// registers.
-__attribute__((noinline)) inline void add_outliers(const RowScale& scale, const int8_t* panel,
-                                                   int64_t panel_bytes, int64_t num_panels,
-                                                   int32_t* sums, int64_t stride) {
+// Likewise for any number of panels, and the outliers in a range of k alone. Never inlined: rows
+// without outliers do not pay for its registers.
+__attribute__((noinline)) inline void add_outliers(const RowScale& scale, Range range,
+                                                   const int8_t* panel, int64_t panel_bytes,
+                                                   int64_t num_panels, int32_t* sums,
+                                                   int64_t stride) {
+    const Outlier* first = scale.outliers;
+    const Outlier* end = first + scale.num_outliers;
+    while (first < end && first->k < range.begin) ++first;
+    while (first < end && end[-1].k >= range.end) --end;
+    if (first == end) return;
     const auto add_next = [&](auto panels) {
         for (; num_panels >= panels; num_panels -= panels) {
-            add_outliers<panels>(scale, panel, panel_bytes, sums, stride);
+            add_outliers<panels>(first, end, panel, panel_bytes, sums, stride);
             panel += panels * panel_bytes;
             sums += panels * stride;
         }
@@ -99,9 +104,10 @@ public:
     // matrix.
     void add_outliers(int64_t row, Range panels) const {
         if (!is_int8_ || !scales_ || row_scales_[row].num_outliers == 0) return;
-        TACO_ISA::add_outliers(
-            row_scales_[row], data_ + panels.begin * panel_bytes_, panel_bytes_, panels.size(),
-            static_cast<int32_t*>(sums_) + index_of(row, panels.begin), sums_stride_);
+        TACO_ISA::add_outliers(row_scales_[row], ALL_K, data_ + panels.begin * panel_bytes_,
+                               panel_bytes_, panels.size(),
+                               static_cast<int32_t*>(sums_) + index_of(row, panels.begin),
+                               sums_stride_);
     }
 
     F32 at(int64_t row, int64_t panel) const {

@@ -28,8 +28,8 @@ namespace TACO_ISA {
 
 // Steps of a part: 32 KB of two panels, in an L1 cache of 48 KB.
 constexpr int64_t PART_TILE_STEPS = 16;
-// Steps that a stream of weights is fetched ahead: 4 KB of each panel.
-constexpr int64_t STEPS_AHEAD = 4;
+// Steps that a stream of weights is fetched ahead: 10 KB of each panel.
+constexpr int64_t STEPS_AHEAD = 10;
 constexpr int64_t LINES_OF_TILE = TILE_BYTES / 64;
 
 // Weights to fetch beside a quad: as many lines of two panels in each step.
@@ -68,44 +68,6 @@ __attribute__((noinline)) void sum_alone(int64_t rows, int64_t panels, const Qua
     multiply_quad<Tiles, STREAMED>(rows, panels, product, fetch);
 }
 
-// Adds the sums of segments of k to their tree, and finishes the last one's rows: as QuadRows with
-// segments, for any rows and panels.
-template <class Rows>
-class SegmentRows {
-public:
-    // `block_row`: the quad's first row, counted from the block's first.
-    SegmentRows(const Rows& rows, const Block& quad, float* sums, const SegmentTree& tree,
-                int64_t block_row)
-        : rows_(rows),
-          first_row_(quad.rows.begin),
-          block_row_(block_row),
-          num_panels_(quad.panels.size()),
-          sums_(sums),
-          sums_stride_(quad.sums_stride()),
-          tree_(tree) {}
-
-    void operator()(int64_t row) const {
-        const int64_t at = (row - first_row_) * PANEL;
-        for (int64_t panel = 0; panel < num_panels_; ++panel) {
-            float* own = sums_ + panel * sums_stride_ + at;
-            float* level = tree_.levels + panel * tree_.panel_stride + block_row_ * PANEL + at;
-            F32 sum = load(own);
-            for (int64_t ones = tree_.index; ones % 2; ones /= 2, level += tree_.level_size) {
-                sum = add(load(level), sum);
-            }
-            store(tree_.is_last ? own : level, sum);
-        }
-        if (tree_.is_last) rows_(row);
-    }
-
-private:
-    Rows rows_;
-    int64_t first_row_ = 0, block_row_ = 0, num_panels_ = 0;
-    float* sums_ = nullptr;
-    int64_t sums_stride_ = 0;
-    SegmentTree tree_;
-};
-
 // In place of BlockRows: the caller finishes the block's sums.
 struct NoRows {
     static constexpr bool IS_LIGHT = false;
@@ -133,7 +95,14 @@ public:
           segment_steps_(steps_ / (HAS_SEGMENTS ? product->matrix.segments : 1)),
           range_steps_(range_steps),
           group_bytes_(operand_offset(Tiles::TYPE, TILE_ROWS, block.operand_stride, 0)),
-          keeps_all_(!FINISHES || range_steps < steps_) {}
+          keeps_all_(!FINISHES || range_steps < steps_) {
+        if constexpr (FINISHES && Tiles::IS_INT8) {
+            if (!keeps_all_) return;
+            for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+                has_outliers_ |= product->rows.scales[row].num_outliers > 0;
+            }
+        }
+    }
 
     void run() {
         configure_whole_tiles();
@@ -164,6 +133,7 @@ private:
         int64_t panel, num_panels;
         Range steps;
         bool ends;            // a segment, or all k
+        bool ends_range;      // of k, whose outliers `light` adds to the kept sums
         bool is_light;        // `light` finishes its quads
         Item* slot;           // where the sums of the block's first row are kept
         QuadProduct product;  // of the block's first rows
@@ -171,7 +141,8 @@ private:
         SegmentTree tree;
     };
 
-    Part part_of(int64_t panel, Range steps) {
+    // A part of `range`.
+    Part part_of(int64_t panel, Range steps, Range range) {
         Part part{};
         part.panel = panel;
         part.num_panels = std::min<int64_t>(2, block_.panels.size() - panel);
@@ -184,8 +155,8 @@ private:
         product.row_bytes = 64;
         product.row_step_bytes = TILE_BYTES;
         product.lower_rows = group_bytes_;
-        product.panels = block_.codes ? reinterpret_cast<const char*>(decoded_[0])
-                                      : weights(panel, steps.begin);
+        product.panels =
+            block_.codes ? reinterpret_cast<const char*>(decoded_[0]) : weights(panel, steps.begin);
         product.panel_bytes = block_.codes ? sizeof decoded_[0] : block_.panel_bytes;
         product.steps = steps.size();
         product.to = {part.slot, 64, TILE_BYTES, stride * ITEM_BYTES};
@@ -196,10 +167,14 @@ private:
         if constexpr (IS_LIGHT) {
             const int64_t first = block_.panels.begin + panel;
             const Range panels = {first, first + part.num_panels};
-            if (part.ends && LightRows::fits(*product_, panels)) {
-                part.is_light = true;
+            const bool ends_range = has_outliers_ && steps.end == range.end && !part.ends;
+            if ((part.ends || ends_range) && LightRows::fits(*product_, panels)) {
+                part.is_light = part.ends;
+                part.ends_range = ends_range;
                 part.light = LightRows(*product_, block_.rows, panels);
                 part.light.set_tree(part.tree);
+                const Range k = {range.begin * PIECE_BYTES, range.end * PIECE_BYTES};
+                part.light.set_range(k, part.ends);
             }
         }
         return part;
@@ -226,7 +201,7 @@ private:
                 const int64_t turn = std::max<int64_t>(steps_ - STEPS_AHEAD - step, 0);
                 const Fetch fetch{weights(panel, step + STEPS_AHEAD), block_.panel_bytes,
                                   LINES_OF_TILE, turn, next};
-                const Part part = part_of(panel, {step, step + segment_steps_});
+                const Part part = part_of(panel, {step, step + segment_steps_}, {0, steps_});
                 sum_quad<Streamed::all>(part, 0, fetch);
             }
         }
@@ -253,7 +228,7 @@ private:
                                    : range.end < steps_     ? weights(0, range.end)
                                                             : block_.next;
                 if (block_.codes) decode(panel, steps);
-                const Part part = part_of(panel, steps);
+                const Part part = part_of(panel, steps, range);
                 for (int64_t group = 0; group < num_groups; ++group) {
                     const int64_t fetched = group * steps.size() * lines * 64;
                     const bool is_needed = !block_.codes && fetched < steps.size() * TILE_BYTES;
@@ -286,6 +261,10 @@ private:
         product.to.data = kept;
         if (!part.ends) {
             multiply_and_finish<STREAMED>(rows, part.num_panels, product, fetch);
+            if (part.ends_range) {
+                rest_ = {part.light, row, row + rows};
+                rest_.rows.set_sums(kept, row, block_.sums_stride());
+            }
             return;
         }
         Item* sums = quads_[turn_];
@@ -363,6 +342,7 @@ private:
     Item* const sums_;
     const int64_t count_, steps_, segment_steps_, range_steps_, group_bytes_;
     const bool keeps_all_;
+    bool has_outliers_ = false;
     Rest rest_;
     int turn_ = 0;
     alignas(64) Item quads_[2][QUAD_ROWS * 2 * PANEL];

@@ -2,8 +2,7 @@
 //
 // It gives the bits of BlockRows (epilogue.h), of whole panels alone. Beside a step of tiles about
 // 40 vector instructions cost no time, and scalar ones share the reorder buffer with the products.
-// So whatever is alike for all rows is found once for each quad, and this is small enough that it
-// stays in registers.
+// So whatever is alike for all rows of a block is found once.
 #pragma once
 
 #include "matmul/epilogue.h"
@@ -70,6 +69,11 @@ public:
         stride_ = stride;
     }
     void set_tree(const SegmentTree& tree) { tree_ = tree; }
+    // Adds only the outliers in a range of k. If it is not the last range, nothing else is done.
+    void set_range(Range k, bool is_last) {
+        outlier_range_ = k;
+        is_last_range_ = is_last;
+    }
 
     [[gnu::always_inline]] void operator()(int64_t row) const {
         const Item* sums = sums_ + row * PANEL;
@@ -77,6 +81,7 @@ public:
         if constexpr (IS_INT8) {
             const RowScale& scale = row_scales_[row];
             if (__builtin_expect(scale.num_outliers, 0)) add_row_outliers(scale, row);
+            if (!is_last_range_) return;
             first = scaled(sums, scale.scale, scales_);
             second = scaled(sums + stride_, scale.scale, scales_ + PANEL);
         } else {
@@ -106,14 +111,15 @@ public:
     char* out_of(int64_t row) const {
         return out_ + (row >> 4) * tile_bytes_ + (row & (TILE_ROWS - 1)) * row_bytes_;
     }
+
 private:
     static F32 scaled(const int32_t* sums, float row_scale, const float* scales) {
         return mul(to_float(load_i32(sums)), mul(set1(row_scale), load(scales)));
     }
 
     void add_row_outliers(const RowScale& scale, int64_t row) const {
-        add_outliers(scale, panels_, panel_bytes_, 2, const_cast<int32_t*>(sums_) + row * PANEL,
-                     stride_);
+        add_outliers(scale, outlier_range_, panels_, panel_bytes_, 2,
+                     const_cast<int32_t*>(sums_) + row * PANEL, stride_);
     }
 
     void write(char* to, F32 first, F32 second) const {
@@ -143,10 +149,50 @@ private:
     const float* scales_ = nullptr;
     const int8_t* panels_ = nullptr;
     int64_t panel_bytes_ = 0;
+    Range outlier_range_ = ALL_K;
+    bool is_last_range_ = true;
     float factor_ = 1;
     bool is_operand_ = false;
     char* out_ = nullptr;
     int64_t row_bytes_ = 0, tile_bytes_ = 0;
+};
+
+// Adds the sums of segments of k to their tree, and finishes the last one's rows: as QuadRows with
+// segments, for any rows and panels.
+template <class Rows>
+class SegmentRows {
+public:
+    // `block_row`: the quad's first row, counted from the block's first.
+    SegmentRows(const Rows& rows, const Block& quad, float* sums, const SegmentTree& tree,
+                int64_t block_row)
+        : rows_(rows),
+          first_row_(quad.rows.begin),
+          block_row_(block_row),
+          num_panels_(quad.panels.size()),
+          sums_(sums),
+          sums_stride_(quad.sums_stride()),
+          tree_(tree) {}
+
+    void operator()(int64_t row) const {
+        const int64_t at = (row - first_row_) * PANEL;
+        for (int64_t panel = 0; panel < num_panels_; ++panel) {
+            float* own = sums_ + panel * sums_stride_ + at;
+            float* level = tree_.levels + panel * tree_.panel_stride + block_row_ * PANEL + at;
+            F32 sum = load(own);
+            for (int64_t ones = tree_.index; ones % 2; ones /= 2, level += tree_.level_size) {
+                sum = add(load(level), sum);
+            }
+            store(tree_.is_last ? own : level, sum);
+        }
+        if (tree_.is_last) rows_(row);
+    }
+
+private:
+    Rows rows_;
+    int64_t first_row_ = 0, block_row_ = 0, num_panels_ = 0;
+    float* sums_ = nullptr;
+    int64_t sums_stride_ = 0;
+    SegmentTree tree_;
 };
 
 }  // namespace TACO_ISA
