@@ -61,6 +61,8 @@ def read_best(results: Path, name: str) -> dict[str, Any]:
 def widest_instructions(machine: Mapping[str, Any]) -> str:
     """Returns the name of the widest vector instructions of a record's machine."""
     name: str = machine["vector_sets"][-1]
+    if name.startswith("amx"):
+        return "AMX"
     return name.upper().replace("AVX512", "AVX-512").replace("_", " ")
 
 

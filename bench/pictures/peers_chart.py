@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.peers.goals import best
 from bench.pictures.svg import SANS, SCHEMES, Scheme, document, element, text
-from bench.record import read_best, widest_instructions
+from bench.record import INSTRUCTION_SETS, by_isa, read_best, widest_instructions
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -92,14 +92,12 @@ def main() -> None:
 
 
 def chart(results: Path, scheme: Scheme) -> str:
-    """The chart as SVG.
+    """The chart as SVG, of the best instruction set with which all results were recorded.
 
     Raises:
         ValueError: the recorded runs differ in machine, model or threads.
     """
-    records = {
-        group.result: read_best(results, group.result) for panel in PANELS for group in panel.groups
-    }
+    records = records_of(results)
     bodies, bottom = [], 0.0
     for number, panel in enumerate(PANELS):
         parts, panel_bottom = _panel(panel, records, scheme)
@@ -122,6 +120,16 @@ def chart(results: Path, scheme: Scheme) -> str:
         font_family=SANS,
         fill=scheme.text,
     )
+
+
+def records_of(results: Path) -> dict[str, Record]:
+    """The chart's records by name."""
+    names = {group.result for panel in PANELS for group in panel.groups}
+    recorded = {name: by_isa(results, name) for name in names}
+    for isa in INSTRUCTION_SETS:
+        if all(isa in of_isa for of_isa in recorded.values()):
+            return {name: of_isa[isa] for name, of_isa in recorded.items()}
+    return {name: read_best(results, name) for name in names}
 
 
 def _panel(panel: Panel, records: Record, scheme: Scheme) -> tuple[list[str], float]:

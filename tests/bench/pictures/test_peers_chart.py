@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.pictures.peers_chart import IMAGES, PANELS, RESULTS, chart
+from bench.pictures.peers_chart import IMAGES, PANELS, RESULTS, chart, records_of
 from bench.pictures.svg import SCHEMES, Scheme
-from bench.record import read_best
 
 by_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 
@@ -30,8 +29,9 @@ def test_every_engine_of_a_group_has_a_bar_with_its_median() -> None:
     assert drawn.count(f'fill="{SCHEMES[0].ours}"') + drawn.count(
         f'fill="{SCHEMES[0].theirs}"'
     ) == sum(len(group.engines) for panel in PANELS for group in panel.groups)
+    records = records_of(RESULTS)
     for group in (group for panel in PANELS for group in panel.groups):
-        figures = read_best(RESULTS, group.result)["figures"]["workloads"][group.workload]
+        figures = records[group.result]["figures"]["workloads"][group.workload]
         for engine in group.engines:
             median = figures["figures"][group.figure]["medians"][engine]
             assert f">{median:,.1f}</text>" in drawn or f">{median:,.0f}</text>" in drawn
