@@ -23,10 +23,9 @@ struct FloatRow {
 };
 
 // A row of operands of a bf16 matrix, likewise. Those past the last may hold anything.
-// Reads the row that follows in memory ahead: its lines are apart from each other.
 struct OperandRow {
     const Bf16Operand* values;
-    const Bf16Operand* next;
+    const Bf16Operand* next;  // the row that is read afterwards
     int64_t k;
 
     template <class Body>
@@ -38,7 +37,8 @@ struct OperandRow {
 
 private:
     F32 load_operand(int64_t i) const {
-        __builtin_prefetch(operand_at(next, i));
+        // A row of tiles is lines far apart, which the hardware does not prefetch.
+        if constexpr (OPERAND_TILE_ROWS > 1) __builtin_prefetch(operand_at(next, i));
         if constexpr (sizeof(Bf16Operand) == sizeof(float)) {
             return load(reinterpret_cast<const float*>(operand_at(values, i)));
         } else {
@@ -83,7 +83,7 @@ inline void encode_operands(Thread& thread, int64_t count, int64_t k, const void
                             RowScale* scales, const ColumnOrder& order) {
     const int64_t padded = padded_k(DType::i8, k), padded_rows = padded_k(DType::bf16, k);
     const auto* from = static_cast<const char*>(rows);
-    // The rows of a tile have lines in common, if one thread reads them.
+    // The rows of a tile are in the same pages: one thread reads them.
     const int64_t grain = count < 64 ? 4 : std::max<int64_t>(4, OPERAND_TILE_ROWS);
     thread.share(count, grain, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {

@@ -164,6 +164,13 @@ constexpr bool is_gate_silu(RowEpilogue kind) {
     return kind == RowEpilogue::gate_silu || kind == RowEpilogue::gate_silu_for_bf16;
 }
 
+// The activation of such a kind.
+template <RowEpilogue KIND>
+inline F32 silu_of(F32 gate) {
+    static_assert(is_gate_silu(KIND));
+    return KIND == RowEpilogue::gate_silu ? silu(gate) : silu_for_bf16(gate);
+}
+
 inline RowEpilogue row_epilogue(const Product& product) {
     const bool is_plain = product.activation == Activation::none;
     switch (product.epilogue) {
@@ -222,8 +229,7 @@ public:
 
 private:
     F32 gated(F32 gate, F32 up) const {
-        if constexpr (KIND == RowEpilogue::gate_silu) return mul(silu(gate), up);
-        if constexpr (KIND == RowEpilogue::gate_silu_for_bf16) return mul(silu_for_bf16(gate), up);
+        if constexpr (is_gate_silu(KIND)) return mul(silu_of<KIND>(gate), up);
         return activate_gated(gate, up, activation_, alpha_, limit_);
     }
 

@@ -97,8 +97,7 @@ public:
           group_bytes_(operand_offset(Tiles::TYPE, TILE_ROWS, block.operand_stride, 0)),
           keeps_all_(!FINISHES || range_steps < steps_) {
         if constexpr (FINISHES && Tiles::IS_INT8) {
-            if (!keeps_all_) return;
-            for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+            for (int64_t row = block.rows.begin; keeps_all_ && row < block.rows.end; ++row) {
                 has_outliers_ |= product->rows.scales[row].num_outliers > 0;
             }
         }
@@ -342,7 +341,7 @@ private:
     Item* const sums_;
     const int64_t count_, steps_, segment_steps_, range_steps_, group_bytes_;
     const bool keeps_all_;
-    bool has_outliers_ = false;
+    bool has_outliers_ = false;  // only if there are ranges of k
     Rest rest_;
     int turn_ = 0;
     alignas(64) Item quads_[2][QUAD_ROWS * 2 * PANEL];

@@ -64,7 +64,7 @@ public:
     }
 
     // The rows of a quad: its sums are [2][row][PANEL], and its panels `stride` apart.
-    void set_sums(const Item* sums, int64_t first_row, int64_t stride) {
+    void set_sums(Item* sums, int64_t first_row, int64_t stride) {
         sums_ = sums - first_row * PANEL;
         stride_ = stride;
     }
@@ -76,11 +76,13 @@ public:
     }
 
     [[gnu::always_inline]] void operator()(int64_t row) const {
-        const Item* sums = sums_ + row * PANEL;
+        Item* sums = sums_ + row * PANEL;
         F32 first, second;
         if constexpr (IS_INT8) {
             const RowScale& scale = row_scales_[row];
-            if (__builtin_expect(scale.num_outliers, 0)) add_row_outliers(scale, row);
+            if (__builtin_expect(scale.num_outliers, 0)) {
+                add_outliers(scale, outlier_range_, panels_, panel_bytes_, 2, sums, stride_);
+            }
             if (!is_last_range_) return;
             first = scaled(sums, scale.scale, scales_);
             second = scaled(sums + stride_, scale.scale, scales_ + PANEL);
@@ -117,16 +119,10 @@ private:
         return mul(to_float(load_i32(sums)), mul(set1(row_scale), load(scales)));
     }
 
-    void add_row_outliers(const RowScale& scale, int64_t row) const {
-        add_outliers(scale, outlier_range_, panels_, panel_bytes_, 2,
-                     const_cast<int32_t*>(sums_) + row * PANEL, stride_);
-    }
-
     void write(char* to, F32 first, F32 second) const {
         auto* out = reinterpret_cast<float*>(to);
         if constexpr (IS_GATED) {
-            const F32 gate = KIND == RowEpilogue::gate_silu ? silu(first) : silu_for_bf16(first);
-            const F32 value = mul(gate, second);
+            const F32 value = mul(silu_of<KIND>(first), second);
             if (is_operand_) {
                 store_bf16_operand(reinterpret_cast<Bf16Operand*>(to), value);
             } else {
@@ -141,7 +137,7 @@ private:
         }
     }
 
-    const Item* sums_ = nullptr;
+    Item* sums_ = nullptr;
     int64_t stride_ = 0;
     SegmentTree tree_;
     const float* bias_ = nullptr;
