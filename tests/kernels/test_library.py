@@ -48,6 +48,33 @@ def test_every_instruction_set_computes(cpu_kernels: CpuKernels) -> None:
     assert cpu_kernels.int8_operand_bytes == (2 if cpu_kernels.isa == "avx2" else 1)
 
 
+@pytest.mark.parametrize("isa", NATIVE)
+def test_kernels_of_a_named_set_multiply_in_a_new_process(isa: str) -> None:
+    """Tiles are illegal until the process has asked the system for them."""
+    kernels_of(isa, 1)  # so that the library is there
+    script = f"""
+        import torch
+        from taco_kernels.cpu.matmul import EncodedRows, multiply
+        from taco_kernels.cpu.packed_matrix import PackedMatrix
+        from taco_kernels.library import CpuKernels, load_library
+        kernels = CpuKernels(load_library(), {isa!r}, 2)
+        weights = torch.ones(64, 64, dtype=torch.bfloat16)
+        matrix = PackedMatrix.from_tensor(kernels, weights, torch.bfloat16)
+        out = multiply(kernels, EncodedRows(kernels, torch.ones(3, 64), torch.bfloat16), matrix)
+        assert (out == 64).all()
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], timeout=120
+    )
+    assert done.returncode == 0
+
+
+def test_kernels_of_an_unknown_set_are_refused() -> None:
+    library = kernels_of(NATIVE[0], 1).lib
+    with pytest.raises(ValueError, match="avx9 is no instruction set"):
+        CpuKernels(library, "avx9")
+
+
 def test_a_library_that_is_missing_broken_or_stale(tmp_path: Path) -> None:
     kernels_of(NATIVE[0], 2)
     broken = tmp_path / "broken.so"
