@@ -1,6 +1,8 @@
 // Softmax over one span: turns the rows' query-key products into weights of the values.
 #pragma once
 
+#include <limits>
+
 #include "attention/attention_plan.h"
 #include "attention/online_softmax.h"
 #include "isa/vector_math.h"
@@ -89,9 +91,9 @@ public:
     SoftmaxRows(const float* scores, Operand* weights, const SpanScales& scales)
         : scores_(scores), weights_(weights), scales_(scales) {}
 
-    // The row's best score, times its factor.
-    float find_best(int64_t row, const RowView& view) const {
-        if (view.any_strips == 0) return NO_SCORE;
+    // The row's best scores, by lane; less than any score if it sees no token.
+    F32 find_best(int64_t row, const RowView& view) const {
+        if (view.any_strips == 0) return set1(-std::numeric_limits<float>::infinity());
         F32 even = set1(NO_SCORE), odd = even;
         if (view.whole_strips == ALL_STRIPS) {
 #pragma GCC unroll 8
@@ -111,12 +113,12 @@ public:
                 odd = max(right, odd);
             }
         }
-        return std::max(NO_SCORE, reduce_max(max(even, odd)) * view.factor);
+        return max(even, odd);
     }
 
     // Writes the row's weights of `strips` (bits), 0 for tokens that it does not see. Returns their
-    // sum.
-    float weigh(int64_t row, const RowView& view, uint32_t strips, float best) const {
+    // sums, by lane.
+    F32 weigh(int64_t row, const RowView& view, uint32_t strips, float best) const {
         const F32 factor = set1(view.factor), shift = set1(-best);
         F32 sum = zero();
         if (view.whole_strips == ALL_STRIPS) {
@@ -136,7 +138,7 @@ public:
                 }
             }
         }
-        return reduce_add(sum);
+        return sum;
     }
 
 private:
@@ -182,22 +184,28 @@ private:
     const SpanScales scales_;
 };
 
-// Weighs `count` rows. views(row) returns a RowView; `strips`: those that any of the rows sees. The
-// best scores of the next rows are found meanwhile, since each is the end of a long chain.
+// Weighs `count` rows. views(row) returns a RowView; `strips`: those that any of the rows sees.
+// `best` and `weight` have memory for whole vectors of rows. Sixteen rows at a time: the lanes of
+// all are added up together.
 template <class Softmax, class Views>
 inline void weigh_rows(const Softmax& softmax, int64_t count, uint32_t strips, Views views,
                        float* best, float* weight) {
-    constexpr int64_t AHEAD = 2;
-    RowView next[AHEAD + 1];
-    for (int64_t row = 0; row < count + AHEAD; ++row) {
-        if (row < count) {
-            RowView& view = next[row % (AHEAD + 1)];
-            view = views(row);
-            best[row] = softmax.find_best(row, view);
+    RowView view[LANES];
+    F32 lanes[LANES];
+    std::fill_n(lanes, LANES, zero());
+    float factors[LANES] = {};
+    for (int64_t first = 0; first < count; first += LANES) {
+        const int64_t rows = std::min<int64_t>(LANES, count - first);
+        for (int64_t r = 0; r < rows; ++r) {
+            view[r] = views(first + r);
+            factors[r] = view[r].factor;
+            lanes[r] = softmax.find_best(first + r, view[r]);
         }
-        if (row < AHEAD) continue;
-        const int64_t ready = row - AHEAD;
-        weight[ready] = softmax.weigh(ready, next[ready % (AHEAD + 1)], strips, best[ready]);
+        store(best + first, max(set1(NO_SCORE), mul(reduce_max(lanes), load(factors))));
+        for (int64_t r = 0; r < rows; ++r) {
+            lanes[r] = softmax.weigh(first + r, view[r], strips, best[first + r]);
+        }
+        store(weight + first, reduce_add(lanes));
     }
 }
 

@@ -78,6 +78,35 @@ inline uint32_t less_bits(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _C
 
 inline float reduce_add(F32 a) { return _mm512_reduce_add_ps(a.v); }
 inline float reduce_max(F32 a) { return _mm512_reduce_max_ps(a.v); }
+// The rows reduced: lane r is that of row r, with the bits of row r alone.
+template <class Join>
+inline F32 reduce_rows(const F32 (&rows)[LANES], Join join) {
+    __m512 halves[8], quarters[4], pairs[2];  // each of twice as many rows as the last
+    for (int i = 0; i < 8; ++i) {
+        const __m512 a = rows[2 * i].v, b = rows[2 * i + 1].v;
+        halves[i] = join(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    }
+    for (int i = 0; i < 4; ++i) {
+        const __m512 a = halves[2 * i], b = halves[2 * i + 1];
+        quarters[i] = join(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    for (int i = 0; i < 2; ++i) {
+        const __m512d a = _mm512_castps_pd(quarters[2 * i]);
+        const __m512d b = _mm512_castps_pd(quarters[2 * i + 1]);
+        pairs[i] = join(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                        _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    const __m512 sums = join(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88),
+                             _mm512_shuffle_ps(pairs[0], pairs[1], 0xdd));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return {_mm512_permutexvar_ps(order, sums)};
+}
+inline F32 reduce_add(const F32 (&rows)[LANES]) {
+    return reduce_rows(rows, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
+}
+inline F32 reduce_max(const F32 (&rows)[LANES]) {
+    return reduce_rows(rows, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+}
 
 inline F32 load_bf16(const bf16* p) {
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
