@@ -26,8 +26,9 @@ ACTIVATIONS = {
     "swiglu_clipped": 7,
 }
 _PARTIAL_SUM_TOKENS = 64  # csrc/sampling/sampling_args.h
-# RowScale in csrc/matmul/matrix.h: a scale, a number of outliers, and 16 outliers of three words.
-_ROW_SCALE_WORDS = 2 + 16 * 3
+# RowScale in csrc/matmul/matrix.h: a scale, the numbers of all outliers and of positive ones, and
+# 16 outliers of two words.
+_ROW_SCALE_WORDS = 3 + 16 * 2
 _EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
 
 
@@ -54,10 +55,11 @@ class RowScales:
         """float32 [count, k]: what each value's operand lacks, in units of the row's scale."""
         parts = torch.zeros(self._words.shape[0], k)
         words = self._words.view(torch.int32)
-        for row, count in enumerate(self.num_outliers.tolist()):
-            columns, quads, _ = words[row, 2 : 2 + 3 * count].view(-1, 3).long().unbind(1)
-            bytes_of_columns = (quads & 0xFFFFFFFF) >> 8 * (columns % 4)
-            parts[row, columns] = 254.0 * (bytes_of_columns - 128)
+        for row, (count, num_positive) in enumerate(words[:, 1:3].tolist()):
+            columns, quads = words[row, 3 : 3 + 2 * count].view(-1, 2).long().unbind(1)
+            magnitudes = (quads & 0xFFFFFFFF) >> 8 * (columns % 4)
+            magnitudes[num_positive:] *= -1
+            parts[row, columns] = 254.0 * magnitudes
         return parts
 
 

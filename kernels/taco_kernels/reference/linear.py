@@ -64,8 +64,8 @@ def coded_linear(
     """Group codes, 4-bit or 8-bit, times int8 activations.
 
     Sums of whole numbers are exact over a group of columns; groups are added in float32 by rising
-    columns, each with one rounding, and so are the products of outliers. Minima follow the scaled
-    sum of their group, with another rounding.
+    columns, each with one rounding, and so are the products of outliers, positive ones first.
+    Minima follow the scaled sum of their group, with another rounding.
 
     Args:
         low, high: whole numbers [m, k]; a row of activations is (low + 254 * high) * its scale,
@@ -91,7 +91,8 @@ def coded_linear(
             sums = _fma(factors.expand_as(sums), minima, sums)
     for row in torch.nonzero(high.any(dim=1)).flatten().tolist():
         outliers = torch.zeros(n)
-        for column in torch.nonzero(high[row]).flatten().tolist():
+        columns = torch.nonzero(high[row]).flatten().tolist()
+        for column in sorted(columns, key=lambda column: bool(high[row, column] < 0)):
             products = (high[row, column] * numbers[:, column]).float()
             outliers = _fma(products, codes.scales[:, groups[column]], outliers)
             if codes.minima is not None:

@@ -292,6 +292,7 @@ bool same_scales(const std::vector<RowScale>& a, const std::vector<RowScale>& b)
     };
     return std::equal(a.begin(), a.end(), b.begin(), [&](const RowScale& x, const RowScale& y) {
         return x.scale == y.scale && x.num_outliers == y.num_outliers &&
+               x.num_positive == y.num_positive &&
                std::equal(x.outliers, x.outliers + x.num_outliers, y.outliers, same_outlier);
     });
 }

@@ -143,13 +143,22 @@ inline float choose_scale(const Row& row, int64_t k, RowOutliers& outliers) {
 
 // Splits outliers into low and high parts. The high ones are stored in `scale`.
 inline void split_outliers(RowOutliers& outliers, float factor, RowScale& scale) {
-    scale.num_outliers = outliers.count;
+    Outlier negative[MAX_OUTLIERS];
+    int32_t num_positive = 0, num_negative = 0;
     for (int32_t i = 0; i < outliers.count; ++i) {
         const float whole = std::rint(outliers.values[i] * factor);
         const float high = std::rint(whole / OUTLIER_STEP);
         outliers.values[i] = whole - high * OUTLIER_STEP;
-        scale.outliers[i] = Outlier(outliers.columns[i], int32_t(high));
+        const Outlier outlier(outliers.columns[i], int32_t(high));
+        if (high < 0) {
+            negative[num_negative++] = outlier;
+        } else {
+            scale.outliers[num_positive++] = outlier;
+        }
     }
+    std::copy_n(negative, num_negative, scale.outliers + num_positive);
+    scale.num_positive = num_positive;
+    scale.num_outliers = outliers.count;
 }
 
 // Calls store(column, F32) with the quantized values of a row, sixteen columns at a time; outliers
@@ -186,11 +195,14 @@ __attribute__((noinline)) void encode_i8_row_in_order(const Row& row, int64_t k,
         Int8Operand* operands = operand_at(out, i);
         for (int64_t j = 0; j < INT8_PIECE; j += LANES) encode_i8(operands + j, piece + j);
     }
-    Outlier* past = scale.outliers + scale.num_outliers;
+    Outlier* const negative = scale.outliers + scale.num_positive;
+    Outlier* const past = scale.outliers + scale.num_outliers;
     for (Outlier* outlier = scale.outliers; outlier < past; ++outlier) {
-        *outlier = Outlier(order.places[outlier->k], outlier->high());
+        *outlier = Outlier(order.places[outlier->k], outlier->magnitude());
     }
-    std::sort(scale.outliers, past, [](const Outlier& a, const Outlier& b) { return a.k < b.k; });
+    const auto by_k = [](const Outlier& a, const Outlier& b) { return a.k < b.k; };
+    std::sort(scale.outliers, negative, by_k);
+    std::sort(negative, past, by_k);
 }
 
 // Encodes a row of k values as padded_k operands. `row` as in quantize_row.

@@ -11,65 +11,45 @@ namespace TACO_ISA {
 
 static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
 
-constexpr Range ALL_K = {0, std::numeric_limits<int64_t>::max()};
-
 // Adds the products of some outliers of a row with some adjacent int8 panels to the row's sums.
 // Exact: they are whole numbers. `sums`: of the first panel, `stride` from one panel to the next.
 template <int PANELS>
-inline void add_outliers(const Outlier* outlier, const Outlier* end, const int8_t* panel,
+inline void add_outliers(const Outlier* outliers, const OutlierRange& range, const int8_t* panel,
                          int64_t panel_bytes, int32_t* sums, int64_t stride) {
-    // Few panels take the outliers in turn with two sets of sums: each waits for its own last one.
-    constexpr int SETS = PANELS <= 2 ? 2 : 1;
-    I32 highs[SETS][PANELS], units[SETS][PANELS];
-    const auto add_next = [&](int set, const Outlier& outlier) {
-        const int8_t* quads = panel + uint32_t(outlier.k) / k_group(DType::i8) * STEP_BYTES;
+    I32 highs[2][PANELS];  // of both signs
+    const auto sum_up = [&](I32(&sum)[PANELS], int64_t begin, int64_t end) {
 #pragma GCC unroll 8
-        for (int p = 0; p < PANELS; ++p) {
-            highs[set][p] = dot_unsigned_quad(highs[set][p], quads + p * panel_bytes, outlier.quad);
-            units[set][p] = dot_unsigned_quad(units[set][p], quads + p * panel_bytes, outlier.unit);
-            keep(highs[set][p]);
-            keep(units[set][p]);
+        for (int p = 0; p < PANELS; ++p) sum[p] = zero_i32();
+        for (int64_t i = begin; i < end; ++i) {
+            const Outlier& outlier = outliers[i];
+            const int8_t* quads = panel + uint32_t(outlier.k) / k_group(DType::i8) * STEP_BYTES;
+#pragma GCC unroll 8
+            for (int p = 0; p < PANELS; ++p) {
+                sum[p] = dot_unsigned_quad(sum[p], quads + p * panel_bytes, outlier.quad);
+                keep(sum[p]);
+            }
         }
     };
-#pragma GCC unroll 16
-    for (int i = 0; i < SETS * PANELS; ++i) {
-        highs[i / PANELS][i % PANELS] = units[i / PANELS][i % PANELS] = zero_i32();
-    }
-    for (; outlier + SETS <= end; outlier += SETS) {
-#pragma GCC unroll 2
-        for (int set = 0; set < SETS; ++set) add_next(set, outlier[set]);
-    }
-    if (outlier < end) add_next(0, *outlier);
-    if constexpr (SETS == 2) {
-#pragma GCC unroll 2
-        for (int p = 0; p < PANELS; ++p) {
-            highs[0][p] = add(highs[0][p], highs[1][p]);
-            units[0][p] = add(units[0][p], units[1][p]);
-        }
-    }
-    static_assert(Outlier::OFFSET == 1 << 7 && OUTLIER_STEP == (1 << 8) - (1 << 1));
+    sum_up(highs[0], range.positive_begin, range.positive_end);
+    sum_up(highs[1], range.negative_begin, range.negative_end);
+    static_assert(OUTLIER_STEP == (1 << 8) - (1 << 1));
 #pragma GCC unroll 8
     for (int p = 0; p < PANELS; ++p) {
-        const I32 high = sub(highs[0][p], shift_left<7>(units[0][p]));
+        const I32 high = sub(highs[0][p], highs[1][p]);
         const I32 product = sub(shift_left<8>(high), shift_left<1>(high));
         store_i32(sums + p * stride, add(load_i32(sums + p * stride), product));
     }
 }
 
-// Likewise for any number of panels, and the outliers in a range of k alone. Never inlined: rows
-// without outliers do not pay for its registers.
-__attribute__((noinline)) inline void add_outliers(const RowScale& scale, Range range,
-                                                   const int8_t* panel, int64_t panel_bytes,
-                                                   int64_t num_panels, int32_t* sums,
-                                                   int64_t stride) {
-    const Outlier* first = scale.outliers;
-    const Outlier* end = first + scale.num_outliers;
-    while (first < end && first->k < range.begin) ++first;
-    while (first < end && end[-1].k >= range.end) --end;
-    if (first == end) return;
+// All outliers of a row, and any number of panels. Never inlined: rows without outliers do not pay
+// for its registers.
+__attribute__((noinline)) inline void add_outliers(const RowScale& scale, const int8_t* panel,
+                                                   int64_t panel_bytes, int64_t num_panels,
+                                                   int32_t* sums, int64_t stride) {
     const auto add_next = [&](auto panels) {
         for (; num_panels >= panels; num_panels -= panels) {
-            add_outliers<panels>(first, end, panel, panel_bytes, sums, stride);
+            add_outliers<panels>(scale.outliers, scale.all_outliers(), panel, panel_bytes, sums,
+                                 stride);
             panel += panels * panel_bytes;
             sums += panels * stride;
         }
@@ -104,10 +84,9 @@ public:
     // matrix.
     void add_outliers(int64_t row, Range panels) const {
         if (!is_int8_ || !scales_ || row_scales_[row].num_outliers == 0) return;
-        TACO_ISA::add_outliers(row_scales_[row], ALL_K, data_ + panels.begin * panel_bytes_,
-                               panel_bytes_, panels.size(),
-                               static_cast<int32_t*>(sums_) + index_of(row, panels.begin),
-                               sums_stride_);
+        TACO_ISA::add_outliers(
+            row_scales_[row], data_ + panels.begin * panel_bytes_, panel_bytes_, panels.size(),
+            static_cast<int32_t*>(sums_) + index_of(row, panels.begin), sums_stride_);
     }
 
     F32 at(int64_t row, int64_t panel) const {

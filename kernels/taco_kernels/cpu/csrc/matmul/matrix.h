@@ -2,6 +2,8 @@
 // the C ABI.
 #pragma once
 
+#include <cstdlib>
+
 #include "matmul/codes/code_args.h"
 #include "runtime/types.h"
 #include "sampling/token_masks.h"
@@ -74,17 +76,14 @@ enum class Epilogue : int32_t {
 // One value of a row of int8 operands that needs 16 bits: its operand is `x / scale` less
 // OUTLIER_STEP * high, where high is a whole number from -127 to 127.
 struct Outlier {
-    static constexpr int32_t OFFSET = 128;  // so that products take high as an unsigned number
-
     int32_t k = 0;
-    // Bytes that are multiplied with the quad of columns around k: byte k % 4 is high + OFFSET, and
-    // 1 in `unit`. The others are 0.
-    uint32_t quad = 0, unit = 0;
+    // Unsigned bytes that are multiplied with the quad of columns around k: byte k % 4 is the
+    // magnitude of high, the others are 0.
+    uint32_t quad = 0;
 
     Outlier() = default;
-    Outlier(int32_t k, int32_t high)
-        : k(k), quad(uint32_t(high + OFFSET) << 8 * (k % 4)), unit(1u << 8 * (k % 4)) {}
-    int32_t high() const { return int32_t(quad >> 8 * (k % 4)) - OFFSET; }
+    Outlier(int32_t k, int32_t high) : k(k), quad(uint32_t(std::abs(high)) << 8 * (k % 4)) {}
+    int32_t magnitude() const { return int32_t(quad >> 8 * (k % 4)); }
 };
 
 // Values of a row that may be outliers.
@@ -92,11 +91,24 @@ constexpr int MAX_OUTLIERS = 16;
 // Operands are whole numbers from -127 to 127, so the next multiple of this is never further away.
 constexpr float OUTLIER_STEP = 254;
 
+// Some of a row's outliers: those of either sign from `begin` to `end`.
+struct OutlierRange {
+    uint8_t positive_begin, positive_end, negative_begin, negative_end;
+
+    bool is_empty() const {
+        return positive_begin == positive_end && negative_begin == negative_end;
+    }
+};
+
 // What a row's int8 operands are multiplied with, and the values above their range.
 struct RowScale {
     float scale;
-    int32_t num_outliers;
-    Outlier outliers[MAX_OUTLIERS];  // the first num_outliers, by rising k
+    int32_t num_outliers, num_positive;
+    Outlier outliers[MAX_OUTLIERS];  // num_positive with high >= 0, then others; each by rising k
+
+    OutlierRange all_outliers() const {
+        return {0, uint8_t(num_positive), uint8_t(num_positive), uint8_t(num_outliers)};
+    }
 };
 
 // Rows of activations as operands. For a matrix of type f32: float. For bf16: the instruction set's

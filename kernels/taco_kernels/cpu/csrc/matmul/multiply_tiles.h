@@ -19,6 +19,7 @@
 #include "isa/quad_product.h"
 #include "matmul/blocking.h"
 #include "matmul/codes/multiply_codes.h"
+#include "matmul/outlier_parts.h"
 #include "matmul/quad_rows.h"
 #include "runtime/thread_memory.h"
 
@@ -86,7 +87,8 @@ class TileBlock {
 public:
     // `sums`: of the whole block with NoRows or with several ranges of k, else of two panels; as
     // many again for each level of a tree of segments.
-    TileBlock(const Block& block, const Product* product, Item* sums, int64_t range_steps)
+    TileBlock(const Block& block, const Product* product, Item* sums, int64_t range_steps,
+              const OutlierParts& outliers)
         : block_(block),
           product_(product),
           sums_(sums),
@@ -95,13 +97,8 @@ public:
           segment_steps_(steps_ / (HAS_SEGMENTS ? product->matrix.segments : 1)),
           range_steps_(range_steps),
           group_bytes_(operand_offset(Tiles::TYPE, TILE_ROWS, block.operand_stride, 0)),
-          keeps_all_(!FINISHES || range_steps < steps_) {
-        if constexpr (FINISHES && Tiles::IS_INT8) {
-            for (int64_t row = block.rows.begin; keeps_all_ && row < block.rows.end; ++row) {
-                has_outliers_ |= product->rows.scales[row].num_outliers > 0;
-            }
-        }
-    }
+          keeps_all_(!FINISHES || range_steps < steps_),
+          outliers_(outliers) {}
 
     void run() {
         configure_whole_tiles();
@@ -132,7 +129,7 @@ private:
         int64_t panel, num_panels;
         Range steps;
         bool ends;            // a segment, or all k
-        bool ends_range;      // of k, whose outliers `light` adds to the kept sums
+        bool adds_outliers;   // `light` adds those of this part to the kept sums
         bool is_light;        // `light` finishes its quads
         Item* slot;           // where the sums of the block's first row are kept
         QuadProduct product;  // of the block's first rows
@@ -140,8 +137,8 @@ private:
         SegmentTree tree;
     };
 
-    // A part of `range`.
-    Part part_of(int64_t panel, Range steps, Range range) {
+    // `outliers`: of each row, those in the part; null: all.
+    Part part_of(int64_t panel, Range steps, const OutlierRange* outliers) {
         Part part{};
         part.panel = panel;
         part.num_panels = std::min<int64_t>(2, block_.panels.size() - panel);
@@ -166,14 +163,12 @@ private:
         if constexpr (IS_LIGHT) {
             const int64_t first = block_.panels.begin + panel;
             const Range panels = {first, first + part.num_panels};
-            const bool ends_range = has_outliers_ && steps.end == range.end && !part.ends;
-            if ((part.ends || ends_range) && LightRows::fits(*product_, panels)) {
+            if ((part.ends || outliers) && LightRows::fits(*product_, panels)) {
                 part.is_light = part.ends;
-                part.ends_range = ends_range;
+                part.adds_outliers = !part.ends;
                 part.light = LightRows(*product_, block_.rows, panels);
                 part.light.set_tree(part.tree);
-                const Range k = {range.begin * PIECE_BYTES, range.end * PIECE_BYTES};
-                part.light.set_range(k, part.ends);
+                part.light.set_part(outliers, part.ends);
             }
         }
         return part;
@@ -200,7 +195,7 @@ private:
                 const int64_t turn = std::max<int64_t>(steps_ - STEPS_AHEAD - step, 0);
                 const Fetch fetch{weights(panel, step + STEPS_AHEAD), block_.panel_bytes,
                                   LINES_OF_TILE, turn, next};
-                const Part part = part_of(panel, {step, step + segment_steps_}, {0, steps_});
+                const Part part = part_of(panel, {step, step + segment_steps_}, nullptr);
                 sum_quad<Streamed::all>(part, 0, fetch);
             }
         }
@@ -219,15 +214,26 @@ private:
             return Range{piece + piece_steps * part / parts,
                          piece + piece_steps * (part + 1) / parts};
         };
+        // With several parts, and so several groups of rows, each part adds its own outliers.
+        bool has_parts = false;
+        if constexpr (FINISHES && Tiles::IS_INT8) {
+            finish_rest();  // which reads the parts of the range before
+            const bool is_all = num_parts == 1 && range.size() == steps_;
+            has_parts = !is_all && outliers_.find(num_parts, [&](int64_t index) {
+                const Range steps = steps_of(index);
+                return Range{steps.begin * PIECE_BYTES, steps.end * PIECE_BYTES};
+            });
+        }
         for (int64_t panel = 0; panel < num_panels; panel += 2) {
             for (int64_t index = 0; index < num_parts; ++index) {
                 const Range steps = steps_of(index);
+                const OutlierRange* outliers = has_parts ? outliers_.of(index) : nullptr;
                 const char* next = index + 1 < num_parts    ? weights(panel, steps.end)
                                    : panel + 2 < num_panels ? weights(panel + 2, range.begin)
                                    : range.end < steps_     ? weights(0, range.end)
                                                             : block_.next;
                 if (block_.codes) decode(panel, steps);
-                const Part part = part_of(panel, steps, range);
+                const Part part = part_of(panel, steps, outliers);
                 for (int64_t group = 0; group < num_groups; ++group) {
                     const int64_t fetched = group * steps.size() * lines * 64;
                     const bool is_needed = !block_.codes && fetched < steps.size() * TILE_BYTES;
@@ -260,7 +266,7 @@ private:
         product.to.data = kept;
         if (!part.ends) {
             multiply_and_finish<STREAMED>(rows, part.num_panels, product, fetch);
-            if (part.ends_range) {
+            if (part.adds_outliers) {
                 rest_ = {part.light, row, row + rows};
                 rest_.rows.set_sums(kept, row, block_.sums_stride());
             }
@@ -341,7 +347,7 @@ private:
     Item* const sums_;
     const int64_t count_, steps_, segment_steps_, range_steps_, group_bytes_;
     const bool keeps_all_;
-    bool has_outliers_ = false;  // only if there are ranges of k
+    OutlierParts outliers_;
     Rest rest_;
     int turn_ = 0;
     alignas(64) Item quads_[2][QUAD_ROWS * 2 * PANEL];
@@ -351,7 +357,8 @@ private:
 // Computes the sums of a block.
 template <class Tiles>
 void sum_on_tiles(const Block& block, typename Tiles::Item* sums) {
-    TileBlock<Tiles, NoRows, false>(block, nullptr, sums, block.steps / LINES_OF_TILE).run();
+    const OutlierParts none(nullptr, nullptr, 0);
+    TileBlock<Tiles, NoRows, false>(block, nullptr, sums, block.steps / LINES_OF_TILE, none).run();
 }
 
 // Computes a block of a product, range by range of k, and writes its results.
@@ -361,11 +368,16 @@ inline void multiply_on_tiles(const Product& product, const Block& block, int64_
     const int64_t panels = keeps_all ? block.panels.size() : 2;
     int64_t num_sums = 1;
     for (int64_t segments = matrix.segments; segments > 1; segments /= 2) ++num_sums;
-    void* sums = thread_memory(num_sums * panels * block.sums_stride() * 4);
+    const int64_t sums_bytes = num_sums * panels * block.sums_stride() * 4;
+    const int64_t count = block.rows.size(), parts = ceil_div(range_steps, PART_TILE_STEPS);
+    char* memory =
+        static_cast<char*>(thread_memory(sums_bytes + OutlierParts::bytes(count, parts)));
+    const OutlierParts outliers(memory + sums_bytes, product.rows.scales + block.rows.begin, count);
     const auto run = [&](auto tiles, auto rows, auto has_segments) {
         using Tiles = decltype(tiles);
         using Block = TileBlock<Tiles, decltype(rows), has_segments>;
-        Block(block, &product, static_cast<typename Tiles::Item*>(sums), range_steps).run();
+        auto* sums = reinterpret_cast<typename Tiles::Item*>(memory);
+        Block(block, &product, sums, range_steps, outliers).run();
     };
     with_row_epilogue(product, [&](auto kind) {
         const BlockRows<kind> rows;

@@ -69,10 +69,11 @@ public:
         stride_ = stride;
     }
     void set_tree(const SegmentTree& tree) { tree_ = tree; }
-    // Adds only the outliers in a range of k. If it is not the last range, nothing else is done.
-    void set_range(Range k, bool is_last) {
-        outlier_range_ = k;
-        is_last_range_ = is_last;
+    // Adds only these outliers of each row, which are in a part of k. If it is not the last part,
+    // nothing else is done.
+    void set_part(const OutlierRange* outliers, bool is_last) {
+        outliers_ = outliers;
+        is_last_part_ = is_last;
     }
 
     [[gnu::always_inline]] void operator()(int64_t row) const {
@@ -80,10 +81,12 @@ public:
         F32 first, second;
         if constexpr (IS_INT8) {
             const RowScale& scale = row_scales_[row];
-            if (__builtin_expect(scale.num_outliers, 0)) {
-                add_outliers(scale, outlier_range_, panels_, panel_bytes_, 2, sums, stride_);
+            if (outliers_) {
+                if (!outliers_[row].is_empty()) add_part(scale, outliers_[row], sums);
+                if (!is_last_part_) return;
+            } else if (__builtin_expect(scale.num_outliers, 0)) {
+                add_part(scale, scale.all_outliers(), sums);
             }
-            if (!is_last_range_) return;
             first = scaled(sums, scale.scale, scales_);
             second = scaled(sums + stride_, scale.scale, scales_ + PANEL);
         } else {
@@ -119,6 +122,12 @@ private:
         return mul(to_float(load_i32(sums)), mul(set1(row_scale), load(scales)));
     }
 
+    // Never inlined: rows without outliers do not pay for its registers.
+    [[gnu::noinline]] void add_part(const RowScale& scale, const OutlierRange& range,
+                                    Item* sums) const {
+        add_outliers<2>(scale.outliers, range, panels_, panel_bytes_, sums, stride_);
+    }
+
     void write(char* to, F32 first, F32 second) const {
         auto* out = reinterpret_cast<float*>(to);
         if constexpr (IS_GATED) {
@@ -145,8 +154,8 @@ private:
     const float* scales_ = nullptr;
     const int8_t* panels_ = nullptr;
     int64_t panel_bytes_ = 0;
-    Range outlier_range_ = ALL_K;
-    bool is_last_range_ = true;
+    const OutlierRange* outliers_ = nullptr;  // of each row; null: all
+    bool is_last_part_ = true;
     float factor_ = 1;
     bool is_operand_ = false;
     char* out_ = nullptr;

@@ -129,7 +129,8 @@ __attribute__((noinline)) inline F32 grouped_outlier_sums(const RowScale& scale,
         const int64_t index = outlier.k / columns;
         const GroupScales group = groups.scales(index);
         const F32 numbers = groups.numbers(index, outlier.k % columns);
-        const auto high = float(outlier.high());
+        const float sign = i < scale.num_positive ? 1 : -1;
+        const float high = sign * float(outlier.magnitude());
         sums = fma(mul(set1(high), numbers), group.scale, sums);
         if (part.offset == GroupOffset::minimum) sums = fma(set1(-high), group.offset, sums);
     }
