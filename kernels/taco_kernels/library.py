@@ -35,6 +35,10 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
         None,
         [c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p],
     ),
+    "taco_encode_operands": (
+        None,
+        [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
     "taco_multiply": (None, [c_void_p, c_void_p]),
     "taco_multiply_argmax": (None, [c_void_p] * 8),
     "taco_route": (None, [c_void_p, c_void_p]),

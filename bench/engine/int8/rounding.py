@@ -22,6 +22,7 @@ class Choice:
         group: activations that share a scale; None: those of a token. 0: they are not rounded.
         outliers: values of a token that are kept apart in 16 bits; the scale is that of the others.
         threshold: a value is an outlier if it is above this multiple of the mean absolute value.
+        long_tail: the same where more values than `outliers` are above the threshold.
         smoothing: exponent of the columns' magnitudes that move from weights to activations.
         lm_head: whether the LM head is rounded too.
         kv: whether KV is int8, with a scale per token and head.
@@ -31,6 +32,7 @@ class Choice:
     group: int | None = None
     outliers: int = 0
     threshold: float = 8.0
+    long_tail: float = 12.0
     smoothing: float = 0.0
     lm_head: bool = True
     kv: bool = False
@@ -91,7 +93,9 @@ class Rounding:
             return round_to_scale(x, 127)
         magnitudes = x.abs()
         top = magnitudes.topk(choice.outliers + 1, dim=-1).values
-        limits = choice.threshold * magnitudes.mean(dim=-1, keepdim=True)
+        means = magnitudes.mean(dim=-1, keepdim=True)
+        has_long_tail = top[..., -1:] > choice.threshold * means
+        limits = torch.where(has_long_tail, choice.long_tail, choice.threshold) * means
         is_apart = top[..., :-1] > torch.maximum(limits, top[..., -1:])
         self.num_outliers += int(is_apart.sum())
         others = top.gather(-1, is_apart.sum(dim=-1, keepdim=True)) / 127

@@ -28,8 +28,8 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     """Symmetric int8 of each row, with outliers in 16 bits.
 
-    An outlier is above eight times the row's mean magnitude. A row has at most 16, its greatest
-    values; the scale is that of the other values.
+    An outlier is above eight times the row's mean magnitude; where more than 16 values are, above
+    twelve times. A row has at most 16, its greatest values; the scale is that of the other values.
 
     Returns:
         Whole float64 numbers [n, k], above 127 for outliers only, and float32 scales [n].
@@ -37,7 +37,9 @@ def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float()
     magnitudes = wide.abs()
     greatest, columns = magnitudes.sort(dim=1, descending=True, stable=True)
-    limits = 8 * magnitudes.mean(dim=1, keepdim=True)
+    means = magnitudes.mean(dim=1, keepdim=True)
+    has_long_tail = (magnitudes > 8 * means).sum(dim=1, keepdim=True) > 16
+    limits = torch.where(has_long_tail, 12, 8) * means
     is_outlier = torch.zeros_like(wide, dtype=torch.bool)
     is_outlier.scatter_(1, columns[:, :16], greatest[:, :16] > limits)
     others = magnitudes.masked_fill(is_outlier, 0).amax(dim=1) / 127

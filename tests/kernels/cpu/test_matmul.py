@@ -421,14 +421,19 @@ def test_int8_equals_the_reference(cpu_kernels: CpuKernels) -> None:
 
 @pytest.mark.parametrize("k", [300, 1030])
 def test_outliers_of_int8_rows_keep_16_bits(cpu_kernels: CpuKernels, k: int) -> None:
-    """Rows with none, one, the most and too many outliers, at both ends and side by side."""
-    x, w, bias = numbers(6, k), numbers(50, k, seed=1), numbers(50, seed=2)
+    """Rows with none, one, the most and too many outliers, at both ends and side by side, and with
+    a long tail.
+    """
+    x, w, bias = numbers(7, k), numbers(50, k, seed=1), numbers(50, seed=2)
     x[1, k - 1] = 300
     x[2, :8], x[2, 40:80:5] = 200, -500
-    x[3, ::11][:25] = 400 + torch.arange(25)
+    x[3, ::11][:20] = 400 + torch.arange(20)
+    x[3, ::22] *= -1
     x[4] = 0
     x[4, 7] = -3
     x[5, 0], x[5, 16] = 1e6, -1e-3
+    x[6, 1:20] = {300: 128, 1030: 24}[k]  # ten times the mean
+    x[6, [0, 90, 91, k - 1]] = -300
     values, scales = quantize_activations(x)
     columns, column_scales = quantize_rows(w)
     matrix = PackedMatrix.from_tensor(cpu_kernels, w, torch.int8, bias=bias)
@@ -437,7 +442,7 @@ def test_outliers_of_int8_rows_keep_16_bits(cpu_kernels: CpuKernels, k: int) -> 
     out = multiply(cpu_kernels, rows, matrix)
 
     assert rows.row_scales is not None
-    assert rows.row_scales.num_outliers.tolist() == [0, 1, 16, 16, 1, 1]
+    assert rows.row_scales.num_outliers.tolist() == [0, 1, 16, 16, 1, 1, 4]
     assert torch.equal(rows.row_scales.scales, scales)
     operands = in_row_order(cpu_kernels, rows.data, rows.struct.count)
     decoded = decode_int8(operands, cpu_kernels)[:, :k] + rows.row_scales.high_parts(k)
@@ -446,7 +451,7 @@ def test_outliers_of_int8_rows_keep_16_bits(cpu_kernels: CpuKernels, k: int) -> 
     sums = values @ columns.double().T
     wanted = sums * (scales[:, None] * column_scales[None, :]).double() + bias
     assert ((out - wanted).abs() <= 5e-7 * (wanted.abs() + bias.abs())).all()
-    for count in range(1, 7):
+    for count in range(1, 8):
         part = multiply(cpu_kernels, EncodedRows(cpu_kernels, x[-count:], torch.int8), matrix)
         assert torch.equal(part, out[-count:])
 
@@ -488,6 +493,38 @@ def test_int8_rows_of_the_smallest_numbers_are_finite(cpu_kernels: CpuKernels) -
     decoded = decode_int8(operands, cpu_kernels)[:, :100] + rows.row_scales.high_parts(100)
     assert torch.equal(decoded.double(), values)
     assert torch.allclose(out, x @ w.T, rtol=0, atol=1e-36)
+
+
+@pytest.mark.parametrize("k", [64, 100, 4160])
+@pytest.mark.parametrize("count", [1, 5, 16, 37, 90])
+def test_operands_of_bf16_are_quantized_as_their_floats(
+    cpu_kernels: CpuKernels, count: int, k: int
+) -> None:
+    """On tiles, rows of whole lines are quantized sixteen at a time."""
+    x = rounded_operands(cpu_kernels, numbers(count, k), torch.bfloat16)
+    x[::2, k // 2], x[::3, 1 : k - 1 : 7][:, :20], x[1::4, k - 1] = 96, -40, 1000
+    x[count // 2] = 0
+    wanted = EncodedRows(cpu_kernels, x, torch.int8)
+    operands = EncodedRows(cpu_kernels, x, torch.bfloat16)
+    found = EncodedRows(cpu_kernels, torch.zeros_like(x), torch.int8)
+    assert wanted.row_scales is not None
+    assert found.row_scales is not None
+
+    cpu_kernels.lib.taco_encode_operands(
+        cpu_kernels.pool,
+        count,
+        k,
+        operands.data.data_ptr(),
+        found.data.data_ptr(),
+        found.row_scales.data_ptr(),
+        None,
+    )
+
+    assert torch.equal(found.row_scales.scales, wanted.row_scales.scales)
+    assert torch.equal(found.row_scales.high_parts(k), wanted.row_scales.high_parts(k))
+    assert torch.equal(
+        in_row_order(cpu_kernels, found.data, count), in_row_order(cpu_kernels, wanted.data, count)
+    )
 
 
 @pytest.mark.parametrize("isa", [*NATIVE, *EMULATED])

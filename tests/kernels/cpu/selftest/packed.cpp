@@ -21,11 +21,13 @@ float scale_beside_outliers(const float* numbers, int64_t count) {
         sum += magnitudes.back();
     }
     std::sort(magnitudes.rbegin(), magnitudes.rend());
-    size_t outliers = 0;
-    while (outliers < MAX_OUTLIERS && outliers < magnitudes.size() &&
-           magnitudes[outliers] > 8 * sum / float(count)) {
-        ++outliers;
-    }
+    const float mean = sum / float(count);
+    const auto above = [&](float limit) {
+        return size_t(std::count_if(magnitudes.begin(), magnitudes.end(),
+                                    [=](float magnitude) { return magnitude > limit; }));
+    };
+    size_t outliers = above(8 * mean);
+    if (outliers > MAX_OUTLIERS) outliers = std::min<size_t>(above(12 * mean), MAX_OUTLIERS);
     if (outliers == 0) return int8_scale(numbers, count);
     const float others = outliers < magnitudes.size() ? magnitudes[outliers] : 0;
     return std::max(others / 127, magnitudes[0] / (127 * OUTLIER_STEP));

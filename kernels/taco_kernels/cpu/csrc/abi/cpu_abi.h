@@ -56,6 +56,9 @@ TACO_API void taco_read_rows(TacoPool* pool, const Matrix* matrix, int64_t count
 TACO_API void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k,
                                const float* rows, int64_t stride, void* out, RowScale* scales,
                                const ColumnOrder* order);
+// Likewise encodes operands of a bf16 matrix, with a stride of padded_k, as int8.
+TACO_API void taco_encode_operands(TacoPool* pool, int64_t count, int64_t k, const void* rows,
+                                   void* out, RowScale* scales, const ColumnOrder* order);
 TACO_API void taco_multiply(TacoPool* pool, const Product* product);
 TACO_API void taco_multiply_heads(TacoPool* pool, const HeadProduct* product);
 TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix,

@@ -22,6 +22,14 @@ void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k, co
     });
 }
 
+void taco_encode_operands(TacoPool* pool, int64_t count, int64_t k, const void* rows, void* out,
+                          RowScale* scales, const ColumnOrder* order) {
+    pool->threads.run([&](Thread& thread) {
+        pool->kernels.encode_operands(thread, count, k, rows, out, scales,
+                                      order ? *order : ColumnOrder{});
+    });
+}
+
 void taco_multiply(TacoPool* pool, const Product* product) {
     pool->threads.run([&](Thread& thread) { pool->kernels.multiply(thread, *product); });
 }

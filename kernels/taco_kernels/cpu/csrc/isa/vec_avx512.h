@@ -315,6 +315,19 @@ inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int) {
     return {_mm512_dpbusd_epi32(sum.v, _mm512_set1_epi32(quad), row.v)};
 }
 #endif
+#ifdef __AMX_INT8__
+// Rounds 64 numbers to nearest even, saturates, and stores them as operands.
+inline void store_i8_operands(Int8Operand* p, const F32 (&numbers)[4]) {
+    const auto words = [](F32 a, F32 b) {
+        return _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
+    };
+    // Packing takes 128 bits of each in turn.
+    const __m512i bytes =
+        _mm512_packs_epi16(words(numbers[0], numbers[1]), words(numbers[2], numbers[3]));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
+}
+#endif
 inline void encode_i8(Int8Operand* out, const int8_t* q) {
     const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
     const __m128i offset = _mm_set1_epi8(int8_t(INT8_OFFSET));

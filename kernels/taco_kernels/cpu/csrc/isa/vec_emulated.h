@@ -316,6 +316,11 @@ inline I32 dot_unsigned_quad(I32 sum, const int8_t* row, uint32_t quad) {
     }
     return sum;
 }
+#ifdef __AMX_INT8__
+inline void store_i8_operands(Int8Operand* p, const F32 (&numbers)[4]) {
+    for (int i = 0; i < 4; ++i) store_i8(p + i * LANES, numbers[i]);
+}
+#endif
 inline void encode_i8(Int8Operand* out, const int8_t* q) {
     for (int i = 0; i < LANES; ++i) out[i] = Int8Operand(q[i] + INT8_OFFSET);
 }

@@ -13,7 +13,7 @@ namespace TACO_ISA {
 
 inline F32 negate(F32 x) { return sub(zero(), x); }
 // NaN stays NaN.
-inline F32 abs(F32 x) { return max(negate(x), x); }
+inline F32 abs(F32 x) { return as_float(bit_and(as_bits(x), set1_i32(0x7fffffff))); }
 
 // Horner's scheme, coefficients from the highest power down.
 template <class... Rest>

@@ -3,6 +3,7 @@
 
 #include "isa/partial_vectors.h"
 #include "matmul/encode_int8.h"
+#include "matmul/encode_tile.h"
 #include "runtime/parallel.h"
 
 namespace TACO_ISA {
@@ -25,7 +26,6 @@ struct FloatRow {
 // A row of operands of a bf16 matrix, likewise. Those past the last may hold anything.
 struct OperandRow {
     const Bf16Operand* values;
-    const Bf16Operand* next;  // the row that is read afterwards
     int64_t k;
 
     template <class Body>
@@ -37,8 +37,6 @@ struct OperandRow {
 
 private:
     F32 load_operand(int64_t i) const {
-        // A row of tiles is lines far apart, which the hardware does not prefetch.
-        if constexpr (OPERAND_TILE_ROWS > 1) __builtin_prefetch(operand_at(next, i));
         if constexpr (sizeof(Bf16Operand) == sizeof(float)) {
             return load(reinterpret_cast<const float*>(operand_at(values, i)));
         } else {
@@ -83,17 +81,26 @@ inline void encode_operands(Thread& thread, int64_t count, int64_t k, const void
                             RowScale* scales, const ColumnOrder& order) {
     const int64_t padded = padded_k(DType::i8, k), padded_rows = padded_k(DType::bf16, k);
     const auto* from = static_cast<const char*>(rows);
-    // The rows of a tile are in the same pages: one thread reads them.
-    const int64_t grain = count < 64 ? 4 : std::max<int64_t>(4, OPERAND_TILE_ROWS);
-    thread.share(count, grain, [&](int64_t begin, int64_t end) {
+    const auto operands = [&](int64_t row) {
+        return reinterpret_cast<const Bf16Operand*>(
+            from + operand_offset(DType::bf16, row, padded_rows, 0));
+    };
+    const auto encoded = [&](int64_t row) {
+        return reinterpret_cast<Int8Operand*>(static_cast<char*>(out) +
+                                              operand_offset(DType::i8, row, padded, 0));
+    };
+#ifdef TACO_HAS_TILES
+    if (TileEncoder::fits(k, order)) {
+        // One thread reads a tile, but a few rows are for all threads.
+        const int64_t grain = count < 64 ? 4 : OPERAND_TILE_ROWS;
+        return thread.share(count, grain, [&](int64_t begin, int64_t end) {
+            TileEncoder(operands(begin), encoded(begin), scales + begin, end - begin, k).run();
+        });
+    }
+#endif
+    thread.share(count, 4, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-            const auto values = [&](int64_t r) {
-                return reinterpret_cast<const Bf16Operand*>(
-                    from + operand_offset(DType::bf16, r, padded_rows, 0));
-            };
-            void* encoded = static_cast<char*>(out) + operand_offset(DType::i8, row, padded, 0);
-            encode_i8_row(OperandRow{values(row), values(row + 1), k}, k,
-                          static_cast<Int8Operand*>(encoded), scales[row], order);
+            encode_i8_row(OperandRow{operands(row), k}, k, encoded(row), scales[row], order);
         }
     });
 }

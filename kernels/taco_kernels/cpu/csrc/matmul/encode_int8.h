@@ -24,8 +24,9 @@ namespace TACO_ISA {
 constexpr int64_t INT8_PIECE = 64;
 
 // A value is an outlier above this multiple of the row's mean magnitude: 6.4 standard deviations of
-// normal numbers, which have none.
-constexpr float OUTLIER_LIMIT = 8;
+// normal numbers, which have none. But a row with more of them than are kept has a long tail, as
+// products of two numbers have. To keep the first sixteen helps it little, so its limit is higher.
+constexpr float OUTLIER_LIMIT = 8, LONG_TAIL_LIMIT = 12;
 
 // The smallest scale of activations: they are multiplied by its reciprocal.
 constexpr float SMALLEST_SCALE = std::numeric_limits<float>::min();
@@ -43,19 +44,24 @@ struct RowOutliers {
 // The greatest values of a row above a limit.
 class OutlierCandidates {
 public:
+    explicit OutlierCandidates(float mean)
+        : limit_(OUTLIER_LIMIT * mean), tail_limit_(LONG_TAIL_LIMIT * mean) {}
+
     // Values up to this are no outliers.
-    explicit OutlierCandidates(float limit) : limit_(limit) {}
+    float limit() const { return limit_; }
 
     // Takes those of the values from column k on whose bits are set in `lanes`, in order of k.
     // Returns the limit, which may have risen. Never inlined, so that the caller's loop over all
     // other values stays in registers.
-    __attribute__((noinline)) float take(int64_t k, F32 values, uint32_t lanes) {
-        float numbers[LANES];
-        store(numbers, values);
+    template <int COUNT>
+    __attribute__((noinline)) float take(int64_t k, const F32 (&values)[COUNT], uint64_t lanes) {
+        float numbers[COUNT * LANES];
+        for (int i = 0; i < COUNT; ++i) store(numbers + i * LANES, values[i]);
         for (; lanes; lanes &= lanes - 1) {
+            if (count_ == MAX_OUTLIERS && limit_ < tail_limit_) raise_limit();
             if (count_ == MAX_CANDIDATES) keep_greatest();
-            const int lane = __builtin_ctz(lanes);
-            candidates_[count_++] = {numbers[lane], int32_t(k + lane)};
+            const int lane = __builtin_ctzll(lanes);
+            add({numbers[lane], int32_t(k + lane)});
         }
         return limit_;
     }
@@ -76,6 +82,7 @@ private:
         float value;
         int32_t column;
 
+        float magnitude() const { return std::fabs(value); }
         // Orders by magnitude, and equal ones by falling column.
         uint64_t rank() const {
             uint32_t bits;
@@ -85,6 +92,22 @@ private:
     };
     // Selecting the greatest of some takes long, so it is done for many at once.
     static constexpr int32_t MAX_CANDIDATES = 4 * MAX_OUTLIERS;
+
+    void add(const Candidate& candidate) {
+        if (candidate.magnitude() > limit_) {
+            candidates_[count_++] = candidate;
+        } else {
+            dropped_ = std::max(dropped_, candidate.magnitude());
+        }
+    }
+
+    // For a row with a long tail.
+    void raise_limit() {
+        limit_ = tail_limit_;
+        const int32_t count = count_;
+        count_ = 0;
+        for (int32_t i = 0; i < count; ++i) add(candidates_[i]);
+    }
 
     // Drops all candidates but the greatest, and raises the limit to theirs.
     void keep_greatest() {
@@ -96,47 +119,77 @@ private:
         for (int32_t i = 0; i < count_; ++i) {
             const Candidate candidate = candidates_[i];
             if (candidate.rank() >= *least) {
-                if (candidate.rank() == *least) limit_ = std::fabs(candidate.value);
+                if (candidate.rank() == *least) limit_ = candidate.magnitude();
                 candidates_[kept++] = candidate;
             } else {
-                dropped_ = std::max(dropped_, std::fabs(candidate.value));
+                dropped_ = std::max(dropped_, candidate.magnitude());
             }
         }
         count_ = kept;
     }
 
-    float limit_, dropped_ = 0;
+    float limit_, tail_limit_, dropped_ = 0;
     int32_t count_ = 0;
     Candidate candidates_[MAX_CANDIDATES];
 };
 
-// Finds a row's greatest values above a limit. Returns the greatest magnitude of the others.
-template <class Row>
-inline float find_outliers(const Row& row, float limit, RowOutliers& outliers) {
-    OutlierCandidates candidates(limit);
-    F32 others = zero(), limits = set1(limit);
-    row.each([&](int64_t i, F32 values, int64_t) {
-        const F32 magnitudes = abs(values);
-        const uint32_t above = less_bits(limits, magnitudes);
-        others = max(select_bits(above, zero(), magnitudes), others);
-        if (above) limits = set1(candidates.take(i, values, above));
-    });
-    return std::max(reduce_max(others), candidates.finish(outliers));
-}
+// Finds a row's outliers, some vectors of columns at a time.
+class OutlierSearch {
+public:
+    explicit OutlierSearch(OutlierCandidates& candidates)
+        : candidates_(candidates), limits_(set1(candidates.limit())) {}
 
-// Returns a row's scale, whose reciprocal is finite, and finds its outliers. `row` as in
-// quantize_row.
-template <class Row>
-inline float choose_scale(const Row& row, int64_t k, RowOutliers& outliers) {
+    // Columns from k on.
+    template <int COUNT>
+    void add(int64_t k, const F32 (&values)[COUNT]) {
+        uint64_t above = 0;
+#pragma GCC unroll 4
+        for (int i = 0; i < COUNT; ++i) {
+            const F32 magnitudes = abs(values[i]);
+            const uint32_t bits = less_bits(limits_, magnitudes);
+            others_ = max(select_bits(bits, zero(), magnitudes), others_);
+            above |= uint64_t(bits) << i * LANES;
+        }
+        if (above) limits_ = set1(candidates_.take(k, values, above));
+    }
+    // Whether any of sixteen magnitudes may be an outlier's. If not, they have been added.
+    bool may_hold_outliers(F32 magnitudes) {
+        if (less_bits(limits_, magnitudes)) return true;
+        others_ = max(magnitudes, others_);
+        return false;
+    }
+    // Returns the greatest magnitude of those that are not among the outliers.
+    float finish(RowOutliers& outliers) {
+        return std::max(reduce_max(others_), candidates_.finish(outliers));
+    }
+
+private:
+    OutlierCandidates& candidates_;
+    F32 others_ = zero(), limits_;
+};
+
+// What the scale of a row depends on.
+struct RowMagnitudes {
     F32 greatest = zero(), sum = zero();
-    row.each([&](int64_t, F32 values, int64_t) {
+
+    void add(F32 values) {
         const F32 magnitudes = abs(values);
         greatest = max(magnitudes, greatest);
-        sum = add(sum, magnitudes);
-    });
-    const float top = reduce_max(greatest), limit = OUTLIER_LIMIT * reduce_add(sum) / float(k);
-    if (!(top > limit)) return std::max(int8_scale(top), SMALLEST_SCALE);
-    const float greatest_other = find_outliers(row, limit, outliers);
+        sum = TACO_ISA::add(sum, magnitudes);
+    }
+};
+
+// Returns the scale of a row of `k` numbers, whose reciprocal is finite. search(OutlierSearch&)
+// must add all of its numbers; it is called if the row has outliers, which are then found.
+template <class Search>
+inline float choose_scale(const RowMagnitudes& row, int64_t k, RowOutliers& outliers,
+                          Search search) {
+    const float top = reduce_max(row.greatest);
+    OutlierCandidates candidates(reduce_add(row.sum) / float(k));
+    if (!(top > candidates.limit())) return std::max(int8_scale(top), SMALLEST_SCALE);
+    OutlierSearch found(candidates);
+    search(found);
+    const float greatest_other = found.finish(outliers);
     // The high parts must stay below 128.
     return std::max({greatest_other / 127, top / (127 * OUTLIER_STEP), SMALLEST_SCALE});
 }
@@ -166,8 +219,12 @@ inline void split_outliers(RowOutliers& outliers, float factor, RowScale& scale)
 // zeros past the last.
 template <class Row, class Store>
 inline void quantize_row(const Row& row, int64_t k, RowScale& scale, Store store) {
+    RowMagnitudes magnitudes;
+    row.each([&](int64_t, F32 values, int64_t) { magnitudes.add(values); });
     RowOutliers outliers;
-    scale.scale = choose_scale(row, k, outliers);
+    scale.scale = choose_scale(magnitudes, k, outliers, [&](OutlierSearch& search) {
+        row.each([&](int64_t i, F32 values, int64_t) { search.add<1>(i, {values}); });
+    });
     const float factor = 1 / scale.scale;
     split_outliers(outliers, factor, scale);
     outliers.columns[outliers.count] = std::numeric_limits<int32_t>::max();
