@@ -74,7 +74,8 @@ class ModelRunner:
             matchers: follow the sequences with a grammar; None: no sequence has one.
             grammar_drafter: drafts forced tokens where no speculator does; None: nothing does.
             processors: follow the sequences with logits processors; None: no sequence has one.
-            decode_steps: run usual steps at less cost for the host, unless there is a speculator.
+            decode_steps: run usual steps at less cost for the host; with a speculator, while it
+                rests.
         """
         self._model = model
         self._batch = batch
@@ -84,7 +85,7 @@ class ModelRunner:
         self._matchers = matchers
         self._grammar_drafter = grammar_drafter
         self._processors = processors
-        self._decode_steps = None if speculator is not None else decode_steps
+        self._decode_steps = decode_steps
         self._sampler = Sampler(
             batch.sampling, batch.tokens.data, model.sampling, transfers, typical
         )
@@ -95,10 +96,22 @@ class ModelRunner:
         Raises:
             PlanError: the plan does not fit the batch or the tiers.
         """
-        output = None
-        if self._decode_steps is not None and not self._matchers and not self._processors:
-            output = self._decode_steps.run(plan)
+        output = self._decode(plan)
         return self._launch(plan) if output is None else output
+
+    def _decode(self, plan: StepPlan) -> StepOutput | None:
+        """Run the plan if it is a usual decode step. Returns None, and changes nothing, if not."""
+        if self._decode_steps is None or self._matchers or self._processors:
+            return None
+        speculator = self._speculator
+        if speculator is None:
+            return self._decode_steps.run(plan)
+        if not speculator.may_rest:
+            return None
+        output = self._decode_steps.run(replace(plan, max_drafts=EMPTY))
+        if output is not None:
+            speculator.rest(output)
+        return output
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> LaunchedStep:

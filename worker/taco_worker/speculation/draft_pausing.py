@@ -26,6 +26,11 @@ class DraftPause:
         return self._num_steps_left > 0
 
     @property
+    def lasts(self) -> bool:
+        """Whether the drafter is also paused in the next step."""
+        return self._num_steps_left > 1
+
+    @property
     def draft_seconds(self) -> float:
         """Average time to make a step's drafts."""
         return self._draft_seconds

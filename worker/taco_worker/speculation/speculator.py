@@ -9,7 +9,7 @@ import numpy as np
 
 from taco_kernels.native.draft_selector import DraftSelector
 from taco_kernels.native.draft_trees import DraftTrees, are_trees
-from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
+from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepOutput, StepPlan
 from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
 from taco_worker.sampling.slot_params import READS_TOKENS
 from taco_worker.speculation.draft_pausing import DraftPause
@@ -102,6 +102,20 @@ class Speculator:
         if self.drafter is not None and followed.size:
             self.drafter.leave(followed)
         self._is_followed[followed] = False
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether the next step, if no sequence joins or leaves and its plan has no drafts, needs
+        nothing of this because of a pause: then it takes less of the host's time."""
+        return self._pause.lasts and self.hidden_layers is None
+
+    def rest(self, output: StepOutput) -> None:
+        """Follow a step that ran without this."""
+        self._pause.count_step()
+        is_followed = self._is_followed[output.slots]
+        if self.drafter is not None and is_followed.any():
+            slots = output.slots[is_followed]
+            self.drafter.append(slots, np.ones_like(slots), output.token_ids[is_followed])
 
     def draft(self, rows: StepRows, planned: PlannedDrafts | None) -> StepRows:
         """Begin a step: return the rows with the drafts that are worth verifying."""
