@@ -26,7 +26,7 @@ class KnowingDrafter:
     needs_history = True
     max_draft_tokens = MAX_DRAFT_TOKENS
     priors = np.full(1, 0.5, dtype=np.float32)
-    hidden_layers = None
+    hidden_layers: tuple[int, ...] | None = None
 
     def __init__(
         self, truth: Mapping[tuple[int, ...], list[list[int]]], *, branches: bool, seed: int = 0

@@ -93,8 +93,11 @@ def coded_linear(
             sums = _fma(factors.expand_as(sums), minima, sums)
     for row in torch.nonzero(high.any(dim=1)).flatten().tolist():
         outliers = torch.zeros(n)
-        columns = torch.nonzero(high[row]).flatten().tolist()
-        for column in sorted(columns, key=lambda column: bool(high[row, column] < 0)):
+        positive, negative = (
+            torch.nonzero(is_apart).flatten().tolist()
+            for is_apart in (high[row] > 0, high[row] < 0)
+        )
+        for column in positive + negative:
             products = (high[row, column] * numbers[:, column]).float()
             outliers = _fma(products, codes.scales[:, groups[column]], outliers)
             if codes.minima is not None:

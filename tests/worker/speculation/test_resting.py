@@ -81,7 +81,7 @@ def test_a_paused_drafter_rests_to_the_end_of_the_pause_and_hears_of_tokens() ->
 
 def test_a_drafter_of_hidden_states_rests_only_without_its_sequences() -> None:
     drafter = Appended()
-    drafter.hidden_layers = ()  # type: ignore[assignment]
+    drafter.hidden_layers = ()
     speculator = speculator_of(drafter)
     pause(speculator)
     assert speculator.may_rest

@@ -94,7 +94,7 @@ async def test_hidden_states_are_those_of_the_tokens_that_are_kept(
 ) -> None:
     expected = (await answers(target_path, serves, drafts=False)).tokens
     listener = Listener({tuple(PROMPTS[i]): [tokens] for (i, _), tokens in expected.items()})
-    listener.hidden_layers = layers  # type: ignore[assignment]
+    listener.hidden_layers = layers
 
     def make_listener(config: Any, model: Any, batch: Any) -> Listener:
         model.keep_hidden(layers)
