@@ -138,17 +138,6 @@ inline float reduce_max(F32 v) {
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
-// Lane r: row r reduced.
-inline F32 reduce_add(const F32 (&rows)[LANES]) {
-    float sums[LANES];
-    for (int r = 0; r < LANES; ++r) sums[r] = reduce_add(rows[r]);
-    return load(sums);
-}
-inline F32 reduce_max(const F32 (&rows)[LANES]) {
-    float greatest[LANES];
-    for (int r = 0; r < LANES; ++r) greatest[r] = reduce_max(rows[r]);
-    return load(greatest);
-}
 
 inline F32 load_bf16(const bf16* p) {
     const auto widen = [](__m128i x) {
@@ -358,3 +347,5 @@ inline Bf16Operand encode_bf16(float x) { return x; }
 inline void store_bf16_operand(Bf16Operand* p, F32 v) { store(p, v); }
 
 }  // namespace TACO_ISA
+
+#include "isa/reduce_rows.h"

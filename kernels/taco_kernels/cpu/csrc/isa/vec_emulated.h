@@ -132,17 +132,6 @@ inline float reduce_add(F32 a) {
     return sum;
 }
 inline float reduce_max(F32 a) { return *std::max_element(a.v, a.v + LANES); }
-// Lane r: row r reduced.
-inline F32 reduce_add(const F32 (&rows)[LANES]) {
-    float sums[LANES];
-    for (int r = 0; r < LANES; ++r) sums[r] = reduce_add(rows[r]);
-    return load(sums);
-}
-inline F32 reduce_max(const F32 (&rows)[LANES]) {
-    float greatest[LANES];
-    for (int r = 0; r < LANES; ++r) greatest[r] = reduce_max(rows[r]);
-    return load(greatest);
-}
 
 inline F32 load_bf16(const bf16* p) {
     return each([=](int i) { return from_bf16(p[i]); });
@@ -326,3 +315,5 @@ inline void encode_i8(Int8Operand* out, const int8_t* q) {
 }
 
 }  // namespace TACO_ISA
+
+#include "isa/reduce_rows.h"
