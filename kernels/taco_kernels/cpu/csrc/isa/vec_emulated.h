@@ -88,7 +88,7 @@ inline F32 mul_pow2(F32 a, F32 n) {
         return is_sane ? std::ldexp(a.v[i], int(n.v[i])) : a.v[i];
     });
 }
-inline F32 limit_exponent(F32 a) { return a; }
+inline F32 limit_exponent(F32 a) { return max(set1(-126), a); }
 inline F32 fraction(F32 a) {
     return each([&](int i) { return std::isinf(a.v[i]) ? 0 : a.v[i] - std::floor(a.v[i]); });
 }
