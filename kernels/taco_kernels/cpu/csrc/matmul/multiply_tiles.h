@@ -369,10 +369,13 @@ inline void multiply_on_tiles(const Product& product, const Block& block, int64_
     int64_t num_sums = 1;
     for (int64_t segments = matrix.segments; segments > 1; segments /= 2) ++num_sums;
     const int64_t sums_bytes = num_sums * panels * block.sums_stride() * 4;
-    const int64_t count = block.rows.size(), parts = ceil_div(range_steps, PART_TILE_STEPS);
-    char* memory =
-        static_cast<char*>(thread_memory(sums_bytes + OutlierParts::bytes(count, parts)));
-    const OutlierParts outliers(memory + sums_bytes, product.rows.scales + block.rows.begin, count);
+    const bool is_int8 = matrix.type == DType::i8;
+    const int64_t count = is_int8 ? block.rows.size() : 0;
+    const int64_t outlier_bytes =
+        OutlierParts::bytes(count, ceil_div(range_steps, PART_TILE_STEPS));
+    char* memory = static_cast<char*>(thread_memory(sums_bytes + outlier_bytes));
+    const OutlierParts outliers(memory + sums_bytes,
+                                is_int8 ? product.rows.scales + block.rows.begin : nullptr, count);
     const auto run = [&](auto tiles, auto rows, auto has_segments) {
         using Tiles = decltype(tiles);
         using Block = TileBlock<Tiles, decltype(rows), has_segments>;
@@ -381,7 +384,7 @@ inline void multiply_on_tiles(const Product& product, const Block& block, int64_
     };
     with_row_epilogue(product, [&](auto kind) {
         const BlockRows<kind> rows;
-        if (matrix.type == DType::i8) return run(Int8Tiles(), rows, std::false_type());
+        if (is_int8) return run(Int8Tiles(), rows, std::false_type());
         if (matrix.segments > 1) return run(Bf16Tiles(), rows, std::true_type());
         run(Bf16Tiles(), rows, std::false_type());
     });
