@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from support.checkpoints import make_checkpoint
 from support.drafters import KnowingDrafter
@@ -15,12 +14,10 @@ from support.engine_driver import make_request
 from support.local_engine import generate, serve
 from support.models import kernels_for
 from support.plans import ints
+from support.speculators import make_speculator
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.requests import GenerateRequest
 from taco_proto.steps import StepOutput, StepPlan
-from taco_worker.batch.input_batch import InputBatch
-from taco_worker.batch.token_table import make_token_table
-from taco_worker.devices.transfers import Transfers
 from taco_worker.execution.decode_steps import DecodeSteps
 from taco_worker.speculation import speculator_factory
 from taco_worker.speculation.speculator import Speculator
@@ -29,24 +26,11 @@ from taco_worker.worker import Worker
 PROMPTS = ([5, 9, 17, 30], [6, 9, 20, 31])
 
 
-class Appended(KnowingDrafter):
+class SilentDrafter(KnowingDrafter):
     """Drafts nothing."""
 
     def __init__(self) -> None:
         super().__init__({}, branches=False)
-
-
-def speculator_of(drafter: KnowingDrafter) -> Speculator:
-    batch = InputBatch(
-        max_num_seqs=4,
-        max_model_len=32,
-        block_size=16,
-        num_blocks=8,
-        vocab_size=100,
-        eos_token_ids=(),
-        tokens=make_token_table(4, 32, Transfers(torch.device("cpu"))),
-    )
-    return Speculator(drafter, batch, vocab_size=100, max_draft_tokens=4, max_tree_paths=0)
 
 
 def rested(speculator: Speculator, *slots: int) -> None:
@@ -63,9 +47,9 @@ def pause(speculator: Speculator) -> None:
 
 
 def test_a_paused_drafter_rests_to_the_end_of_the_pause_and_hears_of_tokens() -> None:
-    drafter = Appended()
+    drafter = SilentDrafter()
     drafter._tokens = {1: [3]}
-    speculator = speculator_of(drafter)
+    speculator = make_speculator(drafter)
     speculator._is_followed[1] = True
     assert not speculator.may_rest
     pause(speculator)
@@ -80,9 +64,9 @@ def test_a_paused_drafter_rests_to_the_end_of_the_pause_and_hears_of_tokens() ->
 
 
 def test_a_drafter_of_hidden_states_rests_only_without_its_sequences() -> None:
-    drafter = Appended()
+    drafter = SilentDrafter()
     drafter.hidden_layers = ()
-    speculator = speculator_of(drafter)
+    speculator = make_speculator(drafter)
     pause(speculator)
     assert speculator.may_rest
     speculator._is_followed[0] = True
