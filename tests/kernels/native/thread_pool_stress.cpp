@@ -23,8 +23,14 @@ struct Loop {
 };
 
 void share_chunks(Thread& thread, const Loop& loop, std::vector<int>& counts, bool with_sleepers) {
+    int64_t before = -1, num_falls = 0;
     thread.share(loop.items, loop.grain, [&](int64_t begin, int64_t end) {
         require(begin < end && end <= loop.items, "a chunk is out of range");
+        require(begin % loop.grain == 0, "a chunk is cut");
+        // Its own range and those behind it, then those before it.
+        num_falls += begin < before;
+        require(num_falls <= 1, "a thread went back to a range");
+        before = begin;
         // Longer than a thread spins.
         if (with_sleepers && begin == 0) {
             std::this_thread::sleep_for(std::chrono::microseconds(200));

@@ -182,7 +182,7 @@ private:
 };
 
 // Finds items, or query blocks that were split, by number. A thread asks for increasing numbers, so
-// that it passes over the sequences once.
+// that it passes over the sequences once; or, when it helps others, for lower ones again.
 class PlanWalk {
 public:
     explicit PlanWalk(const AttentionPlan& plan) : plan_(plan), current_(plan.sequence(0)) {}
@@ -193,6 +193,7 @@ public:
         return plan_.item(sequence_, current_, index - first_, records_offset_);
     }
     AttentionItem split_block(int64_t index) {
+        if (index < first_) restart();
         while (index >= first_ + plan_.num_split_blocks(current_)) {
             skip_sequence(plan_.num_split_blocks(current_));
         }
@@ -200,6 +201,10 @@ public:
     }
 
 private:
+    void restart() {
+        sequence_ = first_ = records_offset_ = 0;
+        current_ = plan_.sequence(0);
+    }
     void skip_sequence(int64_t passed) {
         first_ += passed;
         records_offset_ += plan_.record_bytes(current_);

@@ -16,7 +16,8 @@ struct PanelTokens {
     int64_t block, block_offset;  // offset of the panel in the block
 };
 
-// The panels that a step writes to, by number. A thread asks for increasing numbers.
+// The panels that a step writes to, by number. A thread asks for increasing numbers; or, when it
+// helps others, for lower ones again.
 class WrittenPanels {
 public:
     explicit WrittenPanels(const KVCache& cache, const Batch& batch)
@@ -29,6 +30,7 @@ public:
     }
 
     PanelTokens find(int64_t index) {
+        if (index < first_) sequence_ = first_ = 0;
         while (index >= first_ + count(sequence_)) first_ += count(sequence_++);
         const int64_t s = sequence_, seq_len = batch_.seq_lens[s];
         const int64_t begin = first_position(s);

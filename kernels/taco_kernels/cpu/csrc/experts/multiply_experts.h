@@ -159,7 +159,7 @@ private:
         };
         thread_.share(num_blocks, 1, [&](int64_t index, int64_t) {
             const int64_t hit = hit_of(index);
-            const int64_t next = std::min(index + thread_.count(), num_blocks - 1);
+            const int64_t next = std::min(index + thread_.chunk_step(), num_blocks - 1);
             const int64_t next_hit = hit_of(next);
             const Range next_panels =
                 blocking_of(next_hit).panel_range(next - first_blocks[next_hit]);

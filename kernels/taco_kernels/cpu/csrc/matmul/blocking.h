@@ -17,7 +17,7 @@ constexpr bool uses_tiles(DType) { return false; }
 constexpr int64_t MAX_BLOCK_SUMS = 1024;
 // Bytes of weights in a block when there are few rows: enough to hide the overhead of a block, few
 // enough that threads end together.
-constexpr int64_t BLOCK_BYTES = 256 * 1024;
+constexpr int64_t BLOCK_BYTES = 256 * 1024, TILE_BLOCK_BYTES = 512 * 1024;
 constexpr int64_t BLOCKS_PER_THREAD = 4;
 // Where each block orders its rows first (codes/signed_rows.h), it has more panels; its sums are in
 // memory, 256 KB.
@@ -25,6 +25,8 @@ constexpr int64_t ORDERED_BLOCK_BYTES = 2 * 1024 * 1024, MAX_ORDERED_SUMS = 4096
 // Every block begins at a multiple of this many panels, so that few passes have fewer panels than
 // they could.
 constexpr int64_t BLOCK_PANELS = 4;
+// Panels of a block on tiles, unless it computes range by range of k.
+constexpr int64_t MOST_EVEN_PANELS = 32;
 
 // Rows of a block on vectors: as many as stay in the L2 cache for one part of k.
 constexpr int64_t VECTOR_BLOCK_ROWS = 96 / PASS_ROWS * PASS_ROWS;
@@ -37,7 +39,7 @@ constexpr int64_t CACHED_BYTES = 950 * 1024;
 // sums wait in memory. Not with many columns: their sums would take longer than the rows.
 constexpr int64_t MOST_UNCUT_BYTES = 600 * 1024, RANGE_STEPS = 38;
 constexpr int64_t FEW_ROWS = 128, MOST_UNCUT_BYTES_OF_FEW = 1300 * 1024, RANGE_STEPS_OF_FEW = 64;
-constexpr int64_t MOST_CUT_COLUMNS = 4096, MOST_CUT_PANELS = 32;
+constexpr int64_t MOST_CUT_COLUMNS = 4096, MOST_CUT_PANELS = 64;
 
 // When the sums of a block are finished.
 enum class FinishedBy {
@@ -67,18 +69,20 @@ struct Blocking {
         const bool is_cut = by_quads && matrix.n <= MOST_CUT_COLUMNS && cut_ranges(row_bytes);
 
         const bool orders_rows = !on_tiles && is_grouped_int8(matrix);
-        const int64_t most_bytes =
-            orders_rows && rows >= PASS_ROWS ? ORDERED_BLOCK_BYTES : BLOCK_BYTES;
+        const int64_t most_bytes = orders_rows && rows >= PASS_ROWS ? ORDERED_BLOCK_BYTES
+                                   : by_quads                       ? TILE_BLOCK_BYTES
+                                                                    : BLOCK_BYTES;
         const int64_t by_bytes = std::max<int64_t>(most_bytes / matrix.stored_panel_bytes(), 8);
         const int64_t by_thread = num_panels * row_blocks() / num_threads;
+        if (by_quads) {
+            // Where a block computes range by range of k, each reads the rows again.
+            const int64_t most = is_cut ? MOST_CUT_PANELS : std::min(by_bytes, MOST_EVEN_PANELS);
+            panels = even_panels(std::min(most, by_thread), num_threads);
+            return;
+        }
         const int64_t most_sums = orders_rows ? MAX_ORDERED_SUMS : MAX_BLOCK_SUMS;
         const int64_t by_sums = most_sums / round_up(rows, OPERAND_TILE_ROWS);
-        int64_t wanted = std::min(by_bytes, by_thread / BLOCKS_PER_THREAD);
-        if (!by_quads) wanted = std::min(wanted, by_sums);
-        if (is_cut) {  // each block reads the rows again
-            const int64_t even_panels = ceil_div(num_panels, ceil_div(num_panels, MOST_CUT_PANELS));
-            wanted = std::min(round_up(even_panels, BLOCK_PANELS), by_thread);
-        }
+        const int64_t wanted = std::min({by_bytes, by_thread / BLOCKS_PER_THREAD, by_sums});
         panels = std::max<int64_t>(wanted / BLOCK_PANELS * BLOCK_PANELS, BLOCK_PANELS);
     }
 
@@ -98,6 +102,21 @@ struct Blocking {
     }
 
 private:
+    // Up to `most` panels, so that the thread with most blocks ends as early as it can. A block takes
+    // a quarter of a panel longer than its panels.
+    int64_t even_panels(int64_t most, int64_t num_threads) const {
+        int64_t best = BLOCK_PANELS, least = INT64_MAX;
+        for (int64_t count = BLOCK_PANELS; count <= std::max(most, BLOCK_PANELS);
+             count += BLOCK_PANELS) {
+            const int64_t num_blocks = row_blocks() * ceil_div(num_panels, count);
+            const int64_t longest = ceil_div(num_blocks, num_threads) * (4 * count + 1);
+            if (longest < least) {
+                best = count;
+                least = longest;
+            }
+        }
+        return best;
+    }
     // Chooses ranges of about equal length; returns whether there are several.
     bool cut_ranges(int64_t row_bytes) {
         const bool is_few = rows <= FEW_ROWS;

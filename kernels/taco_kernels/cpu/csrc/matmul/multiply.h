@@ -127,8 +127,8 @@ inline void multiply_block(const Product& product, const Blocking& blocking, int
 }
 
 // Calls body(index, next) for the blocks, where `next` is memory that the thread likely reads after
-// the block: on the next free thread, and without blocks of which no row may sample a token. Ends
-// with a barrier.
+// the block: as Thread::share, and without blocks of which no row may sample a token. Ends with a
+// barrier.
 template <class Body>
 void share_blocks(Thread& thread, const Matrix& matrix, const Blocking& blocking,
                   const TokenMasks& masks, Body body) {
@@ -137,7 +137,7 @@ void share_blocks(Thread& thread, const Matrix& matrix, const Blocking& blocking
     };
     if (!masks.of_row) {
         thread.share(blocking.count(), 1, [&](int64_t index, int64_t) {
-            body(index, address(std::min(index + thread.count(), blocking.count() - 1)));
+            body(index, address(std::min(index + thread.chunk_step(), blocking.count() - 1)));
         });
         return;
     }
@@ -150,7 +150,7 @@ void share_blocks(Thread& thread, const Matrix& matrix, const Blocking& blocking
     }
     const int64_t count = int64_t(allowed.size());
     thread.share(count, 1, [&](int64_t place, int64_t) {
-        const int64_t next = std::min(place + thread.count(), count - 1);
+        const int64_t next = std::min(place + thread.chunk_step(), count - 1);
         body(allowed[size_t(place)], address(allowed[size_t(next)]));
     });
 }

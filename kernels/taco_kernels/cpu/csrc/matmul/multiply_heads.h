@@ -62,7 +62,7 @@ inline void multiply_heads(Thread& thread, const HeadProduct& product) {
     const int64_t blocks = blocking.count();
     thread.share(heads * blocks, 1, [&](int64_t index, int64_t) {
         const int64_t head = index / blocks;
-        const int64_t next = std::min(index + thread.count(), heads * blocks - 1);
+        const int64_t next = std::min(index + thread.chunk_step(), heads * blocks - 1);
         const Matrix own = head_matrix(product, head);
         const Rows rows = head_rows(product, head);
         float* out = product.out + head * product.out_head_stride;

@@ -22,7 +22,7 @@ inline char* operands_of(const Buffer& buffer, const RowBuffer& rows, int64_t ro
     return rows.data + operand_offset(buffer.type, row, stride, k);
 }
 
-// Calls body(row) once for each row, on the next free thread. Ends with a barrier.
+// Calls body(row) once for each row, as Thread::share. Ends with a barrier.
 template <class Body>
 void share_rows(Thread& thread, int64_t rows, Body body) {
     const int64_t grain = std::clamp<int64_t>(rows / (4 * thread.count()), 1, 16);

@@ -37,6 +37,11 @@ void bind_to_cpu(pthread_t thread, int32_t cpu) {
     CPU_FREE(set);
 }
 
+template <size_t COUNT>
+void reset(ChunkCounter (&counters)[COUNT]) {
+    for (ChunkCounter& counter : counters) counter.value.store(0, std::memory_order_relaxed);
+}
+
 void name_thread(pthread_t thread, int index) {
     char name[16];  // as top and debuggers show it
     std::snprintf(name, sizeof name, "taco-cpu-%d", index);
@@ -144,7 +149,7 @@ void Pool::serve(const Start& start) {
 void Pool::run(const Region& region) {
     std::lock_guard<std::mutex> turn(*callers_);
     if (!is_started_) start_threads();
-    for (Counter& counter : counters_) counter.value.store(0, std::memory_order_relaxed);
+    for (auto& counters : counters_) reset(counters);
     region_ = &region;
     if (!logs_.empty()) region_begin_ = trace_clock();
     regions_.advance();
@@ -189,10 +194,11 @@ void Thread::barrier() {
     pool_.barrier();
 }
 
-// Two counters alternate. While loop i runs, all threads have left loop i - 1. So its counter can
-// be reset for loop i + 1, which no thread enters before thread 0 has passed the end of loop i.
-std::atomic<int64_t>& Thread::next_counter() {
+// Counters of two loops alternate. While loop i runs, all threads have left loop i - 1. So its
+// counters can be reset for loop i + 1, which no thread enters before thread 0 has passed the end of
+// loop i.
+ChunkCounter* Thread::next_counters() {
     const uint64_t loop = num_loops_++;
-    if (index_ == 0) pool_.counters_[(loop + 1) % 2].value.store(0, std::memory_order_relaxed);
-    return pool_.counters_[loop % 2].value;
+    if (index_ == 0) reset(pool_.counters_[(loop + 1) % 2]);
+    return pool_.counters_[loop % 2];
 }

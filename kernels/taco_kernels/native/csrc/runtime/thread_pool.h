@@ -68,9 +68,6 @@ public:
 
 private:
     friend class Thread;
-    struct alignas(64) Counter {
-        std::atomic<int64_t> value{0};
-    };
     struct Start {
         Pool* pool;
         int index;
@@ -95,7 +92,7 @@ private:
     alignas(64) std::atomic<int32_t> num_arrived_{0};
     alignas(64) Signal barriers_;
     SpinBackoff spin_backoff_;  // of barriers; waits between regions have no limit to adapt
-    Counter counters_[2];
+    ChunkCounter counters_[2][Thread::MAX_RANGES];
 
     std::vector<TraceLog> logs_;  // one per thread, or none
     // Of the current region, if it is traced.
