@@ -16,10 +16,10 @@
 // blocks change no bit. Segments of k (matrix.h) are whole parts and ranges.
 #pragma once
 
-#include "isa/quad_product.h"
 #include "matmul/blocking.h"
 #include "matmul/codes/multiply_codes.h"
 #include "matmul/outlier_parts.h"
+#include "matmul/quad_beside.h"
 #include "matmul/quad_rows.h"
 #include "runtime/thread_memory.h"
 
@@ -32,42 +32,8 @@ constexpr int64_t PART_TILE_STEPS = 16;
 // Steps that a stream of weights is fetched ahead: 10 KB of each panel.
 constexpr int64_t STEPS_AHEAD = 10;
 constexpr int64_t LINES_OF_TILE = TILE_BYTES / 64;
-
-// Weights to fetch beside a quad: as many lines of two panels in each step.
-struct Fetch {
-    const char* at;
-    int64_t panel_bytes, lines;
-    int64_t turn = -1;  // the step from which on `next` is fetched, if any
-    const char* next = nullptr;
-
-    void operator()(int64_t step) {
-        if (step == turn) at = next;
-        for (int64_t line = 0; line < lines; ++line, at += 64) {
-            __builtin_prefetch(at, 0, 2);
-            __builtin_prefetch(at + panel_bytes, 0, 2);
-        }
-    }
-};
-
-// The rows of a quad that are left to finish, and a fetch, beside the products of the next quad.
-template <class Rows>
-struct FinishAndFetch {
-    Fetch fetch;
-    Rows rows;
-    int64_t row, end, rows_per_step;
-
-    void operator()(int64_t step) {
-        fetch(step);
-        for (int64_t i = 0; i < rows_per_step && row < end; ++i) rows(row++);
-    }
-};
-
-// Weights are fetched, and nothing is finished, beside this product.
-template <class Tiles, Streamed STREAMED>
-__attribute__((noinline)) void sum_alone(int64_t rows, int64_t panels, const QuadProduct& product,
-                                         const Fetch& fetch) {
-    multiply_quad<Tiles, STREAMED>(rows, panels, product, fetch);
-}
+// Streams of a part that is fetched beside the one before.
+constexpr int64_t MOST_STREAMS = 4;
 
 // In place of BlockRows: the caller finishes the block's sums.
 struct NoRows {
@@ -193,8 +159,13 @@ private:
             const char* next = is_last ? block_.next : weights(panel + 2, 0);
             for (int64_t step = 0; step < steps_; step += segment_steps_) {
                 const int64_t turn = std::max<int64_t>(steps_ - STEPS_AHEAD - step, 0);
-                const Fetch fetch{weights(panel, step + STEPS_AHEAD), block_.panel_bytes,
-                                  LINES_OF_TILE, turn, next};
+                const Fetch fetch{weights(panel, step + STEPS_AHEAD),
+                                  block_.panel_bytes,
+                                  1,
+                                  TILE_BYTES,
+                                  0,
+                                  turn,
+                                  next};
                 const Part part = part_of(panel, {step, step + segment_steps_}, nullptr);
                 sum_quad<Streamed::all>(part, 0, fetch);
             }
@@ -208,7 +179,10 @@ private:
         const int64_t num_panels = block_.panels.size();
         const int64_t num_parts = range.size() / piece_steps * parts;
         const int64_t num_groups = ceil_div(count_, QUAD_ROWS);
+        // The next part is fetched beside all groups.
         const int64_t lines = ceil_div(LINES_OF_TILE, num_groups);
+        const int64_t streams = std::min(lines, MOST_STREAMS);
+        const int64_t fetched_bytes = ceil_div(lines, streams) * 64;
         const auto steps_of = [&](int64_t index) {
             const int64_t piece = range.begin + index / parts * piece_steps, part = index % parts;
             return Range{piece + piece_steps * part / parts,
@@ -234,10 +208,12 @@ private:
                                                             : block_.next;
                 if (block_.codes) decode(panel, steps);
                 const Part part = part_of(panel, steps, outliers);
+                const int64_t stream_bytes = round_up(steps.size() * TILE_BYTES / streams, 64);
                 for (int64_t group = 0; group < num_groups; ++group) {
-                    const int64_t fetched = group * steps.size() * lines * 64;
-                    const bool is_needed = !block_.codes && fetched < steps.size() * TILE_BYTES;
-                    const Fetch fetch{next + fetched, block_.panel_bytes, is_needed ? lines : 0};
+                    const int64_t fetched = group * steps.size() * fetched_bytes;
+                    const bool is_needed = !block_.codes && fetched < stream_bytes;
+                    const Fetch fetch{next + fetched, block_.panel_bytes, is_needed ? streams : 0,
+                                      fetched_bytes, stream_bytes};
                     sum_quad<Streamed::rows>(part, group * QUAD_ROWS, fetch);
                 }
             }
@@ -317,7 +293,16 @@ private:
             const bool is_upper = STREAMED == Streamed::all && panels == 2;
             if (is_whole || is_upper) {
                 const int64_t per_step = ceil_div(rest_.end - rest_.row, product.steps);
-                FinishAndFetch<LightRows> beside{fetch, rest_.rows, rest_.row, rest_.end, per_step};
+                if constexpr (STREAMED == Streamed::rows) {
+                    if (is_whole && FetchLine::fits(fetch)) {
+                        rest_.row = multiply_beside<Tiles, STREAMED, LightRows>(
+                            product, {FetchLine(fetch, product.panels), rest_.rows, rest_.row,
+                                      rest_.end, per_step});
+                        return;
+                    }
+                }
+                FinishAndFetch<LightRows, Fetch> beside{fetch, rest_.rows, rest_.row, rest_.end,
+                                                        per_step};
                 if (is_whole) {
                     beside = multiply_quad<Tiles, true, true, STREAMED>(product, beside);
                 } else {

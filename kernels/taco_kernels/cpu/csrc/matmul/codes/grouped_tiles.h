@@ -167,7 +167,7 @@ private:
         }
     }
 
-    // What is read after a part: as many lines of each of two panels in each step of all quads.
+    // What is read after a part: as many bytes of each of two panels in each step of all quads.
     Fetch fetch_of(Range panels, Range part, Range range) const {
         Fetch fetch{};
         Range next_part = {part.end, range.end};
@@ -187,7 +187,8 @@ private:
             fetch.panel_bytes = groups_of(panel + 1).at(next_part.begin) - fetch.at;
         }
         const int64_t bytes = first.at(next_part.begin + size) - fetch.at;
-        fetch.lines = ceil_div(bytes, 64 * part.size() * num_quads_);
+        fetch.streams = 1;
+        fetch.bytes = 64 * ceil_div(bytes, 64 * part.size() * num_quads_);
         return fetch;
     }
 
@@ -221,7 +222,7 @@ private:
                 product.to = {quads_[turn_], 64, TILE_BYTES, quad.sums_stride() * 4};
             }
             Fetch own = fetch;
-            own.at += (index * part.size() + step - part.begin) * fetch.lines * 64;
+            own.at += (index * part.size() + step - part.begin) * fetch.bytes;
             multiply_and_finish(rows, panels.size(), product, own);
             if (end < group_end) continue;
             GroupSums at{};
@@ -256,9 +257,9 @@ private:
                              const Fetch& fetch) {
         if constexpr (Grouped::IS_LIGHT) {
             if (rows > TILE_ROWS && panels == 2) {
-                const int64_t rows_per_step = ceil_div(rest_.end - rest_.row, product.steps);
-                FinishAndFetch<Grouped> beside{fetch, rest_.rows, rest_.row, rest_.end,
-                                               rows_per_step};
+                const int64_t per_step = ceil_div(rest_.end - rest_.row, product.steps);
+                FinishAndFetch<Grouped, Fetch> beside{fetch, rest_.rows, rest_.row, rest_.end,
+                                                      per_step};
                 beside = multiply_quad<Int8Tiles, true, true, Streamed::rows>(product, beside);
                 rest_.row = beside.row;
                 return;
