@@ -7,6 +7,8 @@
 // of work, then the vector stages of two others.
 #pragma once
 
+#include <optional>
+
 #include "attention/amx_span.h"
 #include "attention/query_rows.h"
 #include "isa/partial_vectors.h"
@@ -61,15 +63,16 @@ public:
     // Every thread calls this first.
     static void begin_thread() { configure_whole_tiles(); }
 
-    // Reads nothing ahead for the thread's next item.
-    AmxAttention(const Attention& attention, const QueryBlock& queries, const ItemNeighbors&,
-                 const Scratch& scratch)
+    AmxAttention(const Attention& attention, const QueryBlock& queries,
+                 const ItemNeighbors& neighbors, const Scratch& scratch)
         : kv_(attention.cache.entry(attention.entry)),
           scratch_(scratch),
           rows_(attention, queries, scratch.positions, scratch.scales),
           num_groups_(ceil_div(rows_.count(), GROUP_ROWS)),
           key_depth_(round_up(kv_.padded_key_dim(), TILE_DEPTH)),
-          locator_(attention, queries) {
+          locator_(attention, queries),
+          is_prefetched_(neighbors.is_prefetched) {
+        if (neighbors.next) next_item_ = locate_first<Source>(attention, *neighbors.next);
         encode_queries();
     }
 
@@ -195,6 +198,7 @@ private:
     // Runs the stages of all work; takes(work, sums) merges.
     template <class Take>
     void run(SpanRange spans, bool skips_unseen, Take take) {
+        first_span_ = spans.begin;
         WorkList list(*this, spans, skips_unseen);
         Work ring[RING];
         int64_t count = 0;  // of work handed out
@@ -205,9 +209,10 @@ private:
         fill();
         for (int64_t i = 0; i < count + 3; ++i) {
             fill();
-            if (Work* work = at(i)) score(*work, scratch_.scores[i % 2]);
+            if (Work* work = at(i)) score(*work, scratch_.scores[i % 2], i + 1 == count);
             if (Work* work = at(i - 2)) {
-                sum_values(*work, scratch_.weights[i % 2], scratch_.sums[i % 2], at(i + 1));
+                sum_values(*work, scratch_.weights[i % 2], scratch_.sums[i % 2], at(i + 1),
+                           i - 1 == count);
             }
             const int64_t other = (i + 1) % 2;
             if (Work* work = at(i - 1)) {
@@ -219,18 +224,25 @@ private:
         }
     }
 
-    void score(const Work& work, float* out) {
+    // `is_last`: of the item's work; then keys of the thread's next item are fetched.
+    void score(const Work& work, float* out, bool is_last) {
         if (work.begins_span) prepare_keys(keys_, *work.panels, scratch_.keys);
         QuadProduct product{};
         product.rows = scratch_.queries + first_row(work) * key_depth_;
         set_tile_order(product);
         product.steps = keys_.steps;
-        SpanFetch<Source> values;
-        if (work.begins_span) values = SpanFetch<Source>::values(*work.panels);
-        const int64_t bytes = values.bytes() / std::max(1, __builtin_popcount(work.strips)) + 1;
+        SpanFetch<Source> values, next_keys;
+        if (work.begins_span && !(is_prefetched_ && work.span == first_span_)) {
+            values = SpanFetch<Source>::values(*work.panels);
+        }
+        if (is_last && next_item_) next_keys = SpanFetch<Source>::keys(*next_item_);
+        const int64_t strips = std::max(1, __builtin_popcount(work.strips));
+        const int64_t value_bytes = ceil_div(values.bytes(), strips);
+        const int64_t key_bytes = ceil_div(next_keys.bytes(), strips);
         for (int64_t s = 0; s < SPAN_STRIPS; ++s) {
             if (!(work.strips >> s & 1)) continue;
-            values.fetch(bytes);
+            values.fetch(value_bytes);
+            next_keys.fetch(key_bytes);
             const auto* left = reinterpret_cast<const char*>(keys_.panels[2 * s]);
             const auto* right = reinterpret_cast<const char*>(keys_.panels[2 * s + 1]);
             product.panels = left;
@@ -270,17 +282,23 @@ private:
                               work.weight);
     }
 
-    // `next`: the work whose keys will be read next; may be null.
-    void sum_values(const Work& work, const bf16* weights, float* out, const Work* next) {
+    // `next`: the work whose keys will be read next; may be null. `is_last`: of the item's work;
+    // then values of the thread's next item are fetched.
+    void sum_values(const Work& work, const bf16* weights, float* out, const Work* next,
+                    bool is_last) {
         const int64_t panels = kv_.padded_value_dim() / PANEL;
         if (work.begins_span) {
             prepare_values(*work.panels, kv_.padded_value_dim(), scratch_.values);
         }
         FetchBeside fetch;
-        if (next && next->begins_span && work.strips) {
-            fetch.keys = SpanFetch<Source>::keys(*next->panels);
-            fetch.bytes =
-                ceil_div(fetch.keys.bytes(), __builtin_popcount(work.strips) * ceil_div(panels, 2));
+        if (next && next->begins_span) {
+            fetch.panels = SpanFetch<Source>::keys(*next->panels);
+        } else if (is_last && next_item_) {
+            fetch.panels = SpanFetch<Source>::values(*next_item_);
+        }
+        if (work.strips) {
+            const int64_t steps = __builtin_popcount(work.strips) * ceil_div(panels, 2);
+            fetch.bytes = ceil_div(fetch.panels.bytes(), steps);
         }
         for (int64_t d = 0; d < panels; d += 2) {
             QuadProduct product{};
@@ -304,10 +322,10 @@ private:
 
     // Called with each step of a product.
     struct FetchBeside {
-        SpanFetch<Source> keys;
+        SpanFetch<Source> panels;
         int64_t bytes = 0;
 
-        void operator()(int64_t) { keys.fetch(bytes); }
+        void operator()(int64_t) { panels.fetch(bytes); }
     };
 
     FetchBeside multiply_strips(const Work& work, const QuadProduct& product, int64_t panels,
@@ -328,6 +346,9 @@ private:
     const QueryRows rows_;
     const int64_t num_groups_, key_depth_;
     const SpanLocator<Source> locator_;
+    const bool is_prefetched_;                     // the item's first span, by the item before
+    std::optional<SpanPanels<Source>> next_item_;  // its first span
+    int64_t first_span_ = 0;
     KeyTiles keys_;      // of the span whose scores are computed
     SpanScales scales_;  // of the span whose weights are computed
 };

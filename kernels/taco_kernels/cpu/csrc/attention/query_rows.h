@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "attention/softmax_rows.h"
+#include "attention/span_panels.h"
 
 namespace TACO_ISA {
 
@@ -21,6 +22,15 @@ inline Range panels_seen_between(const Attention& attention, int64_t first, int6
     const int64_t begin = tokens_seen_at(attention, first, span).begin / PANEL;
     const int64_t end = ceil_div(tokens_seen_at(attention, last, span).end, PANEL);
     return {begin, std::max(begin, end)};
+}
+
+// The panels of an item's first span.
+template <class Source>
+inline SpanPanels<Source> locate_first(const Attention& attention, const AttentionItem& item) {
+    const int64_t first = item.block.first_position, last = first + item.block.num_tokens - 1;
+    const int64_t span = item.spans.begin;
+    return SpanLocator<Source>(attention, item.block)
+        .locate(span, panels_seen_between(attention, first, last, span));
 }
 
 class QueryRows {

@@ -115,19 +115,11 @@ private:
             SpanPanels<Source>* next = s + 1 < spans.end ? locate(s + 1) : nullptr;
             if (next == nullptr && neighbors_.next) {
                 next = &located[(s + 1) % 2];
-                *next = locate_first(*neighbors_.next);
+                *next = locate_first<Source>(attention_, *neighbors_.next);
             }
             attend(s, Spans{now, next, s == spans.begin && !neighbors_.is_prefetched});
             now = next;
         }
-    }
-
-    // The first span of another item.
-    SpanPanels<Source> locate_first(const AttentionItem& item) const {
-        const int64_t first = item.block.first_position, span = item.spans.begin;
-        return SpanLocator<Source>(attention_, item.block)
-            .locate(span, panels_seen_between(attention_, first, first + item.block.num_tokens - 1,
-                                              span));
     }
 
     void encode_queries() {
