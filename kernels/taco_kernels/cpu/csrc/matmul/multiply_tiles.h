@@ -159,13 +159,8 @@ private:
             const char* next = is_last ? block_.next : weights(panel + 2, 0);
             for (int64_t step = 0; step < steps_; step += segment_steps_) {
                 const int64_t turn = std::max<int64_t>(steps_ - STEPS_AHEAD - step, 0);
-                const Fetch fetch{weights(panel, step + STEPS_AHEAD),
-                                  block_.panel_bytes,
-                                  1,
-                                  TILE_BYTES,
-                                  0,
-                                  turn,
-                                  next};
+                const FetchTiles fetch{weights(panel, step + STEPS_AHEAD), block_.panel_bytes, turn,
+                                       next};
                 const Part part = part_of(panel, {step, step + segment_steps_}, nullptr);
                 sum_quad<Streamed::all>(part, 0, fetch);
             }
@@ -232,7 +227,7 @@ private:
     }
 
     // Adds a part to the sums of up to 32 rows.
-    template <Streamed STREAMED>
+    template <Streamed STREAMED, class Fetch>
     void sum_quad(const Part& part, int64_t row, const Fetch& fetch) {
         const int64_t rows = std::min(QUAD_ROWS, count_ - row);
         QuadProduct product = part.product;
@@ -285,7 +280,7 @@ private:
 
     // One quad's products, and beside them, if that is the common form, the rest of the quad
     // before.
-    template <Streamed STREAMED>
+    template <Streamed STREAMED, class Fetch>
     void multiply_and_finish(int64_t rows, int64_t panels, const QuadProduct& product,
                              const Fetch& fetch) {
         if constexpr (IS_LIGHT) {
@@ -293,22 +288,21 @@ private:
             const bool is_upper = STREAMED == Streamed::all && panels == 2;
             if (is_whole || is_upper) {
                 const int64_t per_step = ceil_div(rest_.end - rest_.row, product.steps);
-                if constexpr (STREAMED == Streamed::rows) {
-                    if (is_whole && FetchLine::fits(fetch)) {
-                        rest_.row = multiply_beside<Tiles, STREAMED, LightRows>(
-                            product, {FetchLine(fetch, product.panels), rest_.rows, rest_.row,
-                                      rest_.end, per_step});
-                        return;
-                    }
-                }
-                FinishAndFetch<LightRows, Fetch> beside{fetch, rest_.rows, rest_.row, rest_.end,
-                                                        per_step};
-                if (is_whole) {
-                    beside = multiply_quad<Tiles, true, true, STREAMED>(product, beside);
+                const auto beside = [&](const auto& fetched) {
+                    return FinishAndFetch<LightRows, std::decay_t<decltype(fetched)>>{
+                        fetched, rest_.rows, rest_.row, rest_.end, per_step};
+                };
+                if constexpr (STREAMED == Streamed::all) {
+                    rest_.row =
+                        is_whole ? multiply_beside<Tiles, true, STREAMED>(product, beside(fetch))
+                                 : multiply_beside<Tiles, false, STREAMED>(product, beside(fetch));
+                } else if (FetchLine::fits(fetch)) {
+                    rest_.row = multiply_beside<Tiles, true, STREAMED>(
+                        product, beside(FetchLine(fetch, product.panels)));
                 } else {
-                    beside = multiply_quad<Tiles, false, true, STREAMED>(product, beside);
+                    rest_.row =
+                        multiply_quad<Tiles, true, true, STREAMED>(product, beside(fetch)).row;
                 }
-                rest_.row = beside.row;
                 return;
             }
         }

@@ -8,7 +8,26 @@
 
 namespace TACO_ISA {
 
-// Weights to fetch beside a quad, from two panels: in each step some bytes of some streams.
+// Weights to fetch beside a quad whose weights are one stream: a tile of each of two panels a step.
+struct FetchTiles {
+    const char* at;
+    int64_t panel_bytes;  // to the second panel
+    int64_t turn;         // the step from which on `next` is fetched
+    const char* next;
+
+    [[gnu::always_inline]] void operator()(int64_t step) {
+        if (step == turn) at = next;
+#pragma GCC unroll 16
+        for (int64_t offset = 0; offset < TILE_BYTES; offset += 64) {
+            __builtin_prefetch(at + offset, 0, 2);
+            __builtin_prefetch(at + panel_bytes + offset, 0, 2);
+        }
+        at += TILE_BYTES;
+    }
+};
+
+// Weights of a later part of two panels to fetch beside a quad: in each step some bytes of some
+// streams.
 //
 // The hardware's prefetcher runs ahead in each page that is read in order. The slower a stream
 // moves, the more of its lines have arrived in the L2 cache when they are fetched, and the shorter
@@ -19,11 +38,8 @@ struct Fetch {
     int64_t streams;              // 0: nothing is fetched
     int64_t bytes = 64;           // of each stream in a step
     int64_t stream_distance = 0;  // bytes
-    int64_t turn = -1;            // the step from which on `next` is fetched, if any
-    const char* next = nullptr;
 
-    void operator()(int64_t step) {
-        if (step == turn) at = next;
+    [[gnu::always_inline]] void operator()(int64_t) {
         const char* from = at;
         for (int64_t stream = 0; stream < streams; ++stream, from += stream_distance) {
             for (int64_t offset = 0; offset < bytes; offset += 64) {
@@ -46,11 +62,9 @@ struct FetchLine {
         : at(fetch.streams ? fetch.at : static_cast<const char*>(cached)),
           panel_bytes(fetch.streams ? fetch.panel_bytes : 0),
           bytes(fetch.streams * fetch.bytes) {}
-    static bool fits(const Fetch& fetch) {
-        return fetch.streams <= 1 && fetch.bytes == 64 && fetch.turn < 0;
-    }
+    static bool fits(const Fetch& fetch) { return fetch.streams <= 1 && fetch.bytes == 64; }
 
-    void operator()(int64_t) {
+    [[gnu::always_inline]] void operator()(int64_t) {
         __builtin_prefetch(at, 0, 2);
         __builtin_prefetch(at + panel_bytes, 0, 2);
         at += bytes;
@@ -64,24 +78,23 @@ struct FinishAndFetch {
     Rows rows;
     int64_t row, end, rows_per_step;
 
-    void operator()(int64_t step) {
-        fetch(step);
+    [[gnu::always_inline]] void operator()(int64_t step) {
         for (int64_t i = 0; i < rows_per_step && row < end; ++i) rows(row++);
+        fetch(step);
     }
 };
 
-// The common form of many rows. Returns the first row that is left. Never inlined: its loop needs
-// all registers.
-template <class Tiles, Streamed STREAMED, class Rows>
+// Returns the first row that is left. Never inlined: its loop needs all registers.
+template <class Tiles, bool TWO_ROWS, Streamed STREAMED, class Rows, class Fetch>
 [[gnu::noinline]] int64_t multiply_beside(const QuadProduct& product,
-                                          const FinishAndFetch<Rows, FetchLine>& beside) {
-    return multiply_quad<Tiles, true, true, STREAMED>(product, beside).row;
+                                          const FinishAndFetch<Rows, Fetch>& beside) {
+    return multiply_quad<Tiles, TWO_ROWS, true, STREAMED>(product, beside).row;
 }
 
 // Weights are fetched, and nothing is finished, beside this product.
-template <class Tiles, Streamed STREAMED>
-__attribute__((noinline)) void sum_alone(int64_t rows, int64_t panels, const QuadProduct& product,
-                                         const Fetch& fetch) {
+template <class Tiles, Streamed STREAMED, class Fetch>
+[[gnu::noinline]] void sum_alone(int64_t rows, int64_t panels, const QuadProduct& product,
+                                 const Fetch& fetch) {
     multiply_quad<Tiles, STREAMED>(rows, panels, product, fetch);
 }
 
