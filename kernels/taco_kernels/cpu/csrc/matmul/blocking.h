@@ -102,8 +102,8 @@ struct Blocking {
     }
 
 private:
-    // Up to `most` panels, so that the thread with most blocks ends as early as it can. A block takes
-    // a quarter of a panel longer than its panels.
+    // Up to `most` panels, so that the thread with most blocks ends as early as it can. A block
+    // takes a quarter of a panel longer than its panels.
     int64_t even_panels(int64_t most, int64_t num_threads) const {
         int64_t best = BLOCK_PANELS, least = INT64_MAX;
         for (int64_t count = BLOCK_PANELS; count <= std::max(most, BLOCK_PANELS);

@@ -32,8 +32,8 @@ public:
     //
     // The chunks are divided into ranges of adjacent ones. A thread first takes the chunks of one
     // range, in order: loops over the same rows or columns so find them in its core's cache.
-    // Then it helps with the other ranges, so a core that is busy elsewhere delays one chunk and not
-    // half the work. Ends with a barrier.
+    // Then it helps with the other ranges, so a core that is busy elsewhere delays one chunk and
+    // not half the work. Ends with a barrier.
     template <class Body>
     void share(int64_t items, int64_t grain, Body body) {
         ChunkCounter* const counters = next_counters();

@@ -195,8 +195,8 @@ void Thread::barrier() {
 }
 
 // Counters of two loops alternate. While loop i runs, all threads have left loop i - 1. So its
-// counters can be reset for loop i + 1, which no thread enters before thread 0 has passed the end of
-// loop i.
+// counters can be reset for loop i + 1, which no thread enters before thread 0 has passed the end
+// of loop i.
 ChunkCounter* Thread::next_counters() {
     const uint64_t loop = num_loops_++;
     if (index_ == 0) reset(pool_.counters_[(loop + 1) % 2]);
