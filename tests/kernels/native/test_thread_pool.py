@@ -21,6 +21,6 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("num_threads", [1, 2, 5, 11])  # 11: several share a range
 def test_each_item_comes_once_and_barriers_order_memory(stress: Path, num_threads: int) -> None:
     subprocess.run([stress, str(num_threads), "200"], check=True, timeout=120)
