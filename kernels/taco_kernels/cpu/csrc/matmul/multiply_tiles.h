@@ -207,8 +207,8 @@ private:
                 for (int64_t group = 0; group < num_groups; ++group) {
                     const int64_t fetched = group * steps.size() * fetched_bytes;
                     const bool is_needed = !block_.codes && fetched < stream_bytes;
-                    const Fetch fetch{next + fetched, block_.panel_bytes, is_needed ? streams : 0,
-                                      fetched_bytes, stream_bytes};
+                    const FetchStreams fetch{next + fetched, block_.panel_bytes,
+                                             is_needed ? streams : 0, fetched_bytes, stream_bytes};
                     sum_quad<Streamed::rows>(part, group * QUAD_ROWS, fetch);
                 }
             }

@@ -32,7 +32,7 @@ struct FetchTiles {
 // The hardware's prefetcher runs ahead in each page that is read in order. The slower a stream
 // moves, the more of its lines have arrived in the L2 cache when they are fetched, and the shorter
 // a fetch holds one of the few buffers that tile loads need too. So there are several streams.
-struct Fetch {
+struct FetchStreams {
     const char* at;               // of the first stream and panel
     int64_t panel_bytes;          // to the second panel
     int64_t streams;              // 0: nothing is fetched
@@ -58,11 +58,11 @@ struct FetchLine {
     int64_t bytes;  // from the line of one step to that of the next
 
     // Asks again and again for `cached` memory if nothing is to be fetched.
-    FetchLine(const Fetch& fetch, const void* cached)
+    FetchLine(const FetchStreams& fetch, const void* cached)
         : at(fetch.streams ? fetch.at : static_cast<const char*>(cached)),
           panel_bytes(fetch.streams ? fetch.panel_bytes : 0),
           bytes(fetch.streams * fetch.bytes) {}
-    static bool fits(const Fetch& fetch) { return fetch.streams <= 1 && fetch.bytes == 64; }
+    static bool fits(const FetchStreams& fetch) { return fetch.streams <= 1 && fetch.bytes == 64; }
 
     [[gnu::always_inline]] void operator()(int64_t) {
         __builtin_prefetch(at, 0, 2);

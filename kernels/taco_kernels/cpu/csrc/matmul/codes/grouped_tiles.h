@@ -159,7 +159,7 @@ private:
                 for (int64_t i = 0; i < width; ++i) {
                     decoded_->decode(groups_of(panel + i), i, {step, end});
                 }
-                const Fetch fetch = fetch_of({panel, panel + width}, {step, end}, range);
+                const FetchStreams fetch = fetch_of({panel, panel + width}, {step, end}, range);
                 for (int64_t quad = 0; quad < num_quads_; ++quad) {
                     sum_part({panel, panel + width}, quad, {step, end}, fetch);
                 }
@@ -168,8 +168,8 @@ private:
     }
 
     // What is read after a part: as many bytes of each of two panels in each step of all quads.
-    Fetch fetch_of(Range panels, Range part, Range range) const {
-        Fetch fetch{};
+    FetchStreams fetch_of(Range panels, Range part, Range range) const {
+        FetchStreams fetch{};
         Range next_part = {part.end, range.end};
         int64_t panel = panels.begin;
         if (part.end == range.end) {
@@ -193,7 +193,7 @@ private:
     }
 
     // Adds a part to the sums of up to 32 rows with up to two panels, group by group.
-    void sum_part(Range panels, int64_t index, Range part, const Fetch& fetch) {
+    void sum_part(Range panels, int64_t index, Range part, const FetchStreams& fetch) {
         const int64_t row = index * QUAD_ROWS, stride = block_.sums_stride();
         const int64_t rows = std::min(QUAD_ROWS, count_ - row);
         const int64_t slot =
@@ -221,7 +221,7 @@ private:
             if (end == group_end) {
                 product.to = {quads_[turn_], 64, TILE_BYTES, quad.sums_stride() * 4};
             }
-            Fetch own = fetch;
+            FetchStreams own = fetch;
             own.at += (index * part.size() + step - part.begin) * fetch.bytes;
             multiply_and_finish(rows, panels.size(), product, own);
             if (end < group_end) continue;
@@ -254,12 +254,12 @@ private:
     // One quad's products, and beside them, if that is the common form, the rest of the quad
     // before.
     void multiply_and_finish(int64_t rows, int64_t panels, const QuadProduct& product,
-                             const Fetch& fetch) {
+                             const FetchStreams& fetch) {
         if constexpr (Grouped::IS_LIGHT) {
             if (rows > TILE_ROWS && panels == 2) {
                 const int64_t per_step = ceil_div(rest_.end - rest_.row, product.steps);
-                FinishAndFetch<Grouped, Fetch> beside{fetch, rest_.rows, rest_.row, rest_.end,
-                                                      per_step};
+                FinishAndFetch<Grouped, FetchStreams> beside{fetch, rest_.rows, rest_.row,
+                                                             rest_.end, per_step};
                 beside = multiply_quad<Int8Tiles, true, true, Streamed::rows>(product, beside);
                 rest_.row = beside.row;
                 return;
