@@ -53,7 +53,7 @@ struct AttentionItem {
 
 // What a thread does before and after an item.
 struct ItemNeighbors {
-    bool is_prefetched;         // the item before prefetched the keys of its first span
+    bool is_prefetched;         // keys of its first span (on AMX values too), by the item before
     const AttentionItem* next;  // null: unknown
 };
 
@@ -188,6 +188,7 @@ public:
     explicit PlanWalk(const AttentionPlan& plan) : plan_(plan), current_(plan.sequence(0)) {}
 
     AttentionItem item(int64_t index) {
+        if (index < first_) restart();
         while (index >= first_ + plan_.num_items(current_))
             skip_sequence(plan_.num_items(current_));
         return plan_.item(sequence_, current_, index - first_, records_offset_);
