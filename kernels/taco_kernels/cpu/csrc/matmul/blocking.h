@@ -25,7 +25,7 @@ constexpr int64_t ORDERED_BLOCK_BYTES = 2 * 1024 * 1024, MAX_ORDERED_SUMS = 4096
 // Every block begins at a multiple of this many panels, so that few passes have fewer panels than
 // they could.
 constexpr int64_t BLOCK_PANELS = 4;
-// Panels of a block on tiles, unless it computes range by range of k.
+// Most panels of a block on tiles, unless it computes range by range of k.
 constexpr int64_t MOST_EVEN_PANELS = 32;
 
 // Rows of a block on vectors: as many as stay in the L2 cache for one part of k.
@@ -106,12 +106,12 @@ private:
     // takes a quarter of a panel longer than its panels.
     int64_t even_panels(int64_t most, int64_t num_threads) const {
         int64_t best = BLOCK_PANELS, least = INT64_MAX;
-        for (int64_t count = BLOCK_PANELS; count <= std::max(most, BLOCK_PANELS);
-             count += BLOCK_PANELS) {
-            const int64_t num_blocks = row_blocks() * ceil_div(num_panels, count);
-            const int64_t longest = ceil_div(num_blocks, num_threads) * (4 * count + 1);
+        for (int64_t size = BLOCK_PANELS; size <= std::max(most, BLOCK_PANELS);
+             size += BLOCK_PANELS) {
+            const int64_t num_blocks = row_blocks() * ceil_div(num_panels, size);
+            const int64_t longest = ceil_div(num_blocks, num_threads) * (4 * size + 1);
             if (longest < least) {
-                best = count;
+                best = size;
                 least = longest;
             }
         }
