@@ -152,16 +152,20 @@ int roofline_has(const char* set) {
     return 0;
 }
 
-// `bytes` is a multiple of 512; the data is 64-byte aligned. Each read prefetches the memory
-// `ahead` bytes later, non-temporally; with 0 only the hardware prefetches.
+// Reads `streams` runs of `bytes` bytes that follow each other, 256 bytes of each in turn. `bytes`
+// is a multiple of 256; the data is 64-byte aligned. Each read prefetches the memory `ahead` bytes
+// later into the second-level cache; with 0 only the hardware prefetches.
 __attribute__((target("avx2"))) int64_t roofline_read(const char* data, size_t bytes,
-                                                      size_t ahead) {
+                                                      size_t streams, size_t ahead) {
     __m256i sums[8] = {};
     for (size_t at = 0; at < bytes; at += 256) {
-        for (int i = 0; i < 4; ++i) _mm_prefetch(data + at + 64 * i + ahead, _MM_HINT_NTA);
-        for (int i = 0; i < 8; ++i) {
-            const auto* from = reinterpret_cast<const __m256i*>(data + at + 32 * i);
-            sums[i] = _mm256_xor_si256(sums[i], _mm256_load_si256(from));
+        for (size_t stream = 0; stream < streams; ++stream) {
+            const char* block = data + stream * bytes + at;
+            for (int i = 0; i < 4; ++i) _mm_prefetch(block + 64 * i + ahead, _MM_HINT_T1);
+            for (int i = 0; i < 8; ++i) {
+                const auto* from = reinterpret_cast<const __m256i*>(block + 32 * i);
+                sums[i] = _mm256_xor_si256(sums[i], _mm256_load_si256(from));
+            }
         }
     }
     for (int i = 1; i < 8; ++i) sums[0] = _mm256_xor_si256(sums[0], sums[i]);

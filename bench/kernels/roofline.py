@@ -29,8 +29,10 @@ from bench import record
 SOURCE = Path(__file__).with_suffix(".cpp")
 # Larger than the caches of a core. A shared cache of some hundred MB would still affect it.
 READ_BYTES = 1 << 30
-# Bytes that a loop prefetches ahead of what it reads; 0: the machine prefetches. The best counts.
-READ_AHEAD = (0, 4096)
+# Ways to read: runs of memory that a thread reads side by side, and bytes that it prefetches ahead
+# in each (0: only the machine prefetches). The best counts. Which it is differs between machines,
+# and over time where a virtual machine shares its host: one run gives a half to all of the best.
+READ_WAYS = ((1, 0), (1, 4096), (4, 0), (4, 1024))
 REPEATS = 7
 # Operations (a multiply-add is two) of one step of each loop; see roofline.cpp.
 STEP_OPERATIONS = {
@@ -112,13 +114,15 @@ class MemoryReader:
 
     def bytes_per_second(self, threads: int, repeats: int = 1) -> float:
         """Returns the best rate; a repeat takes some hundredths of a second."""
-        share = READ_BYTES // threads // 4096 * 4096
+        share = READ_BYTES // threads // 65536 * 65536
 
-        def read(thread: int, ahead: int) -> None:
-            self._loops.roofline_read(self._address + thread * share, share, ahead)
+        def read(thread: int, streams: int, ahead: int) -> None:
+            start = self._address + thread * share
+            self._loops.roofline_read(start, share // streams, streams, ahead)
 
         best = min(
-            _best_seconds(partial(read, ahead=ahead), threads, repeats) for ahead in READ_AHEAD
+            _best_seconds(partial(read, streams=streams, ahead=ahead), threads, repeats)
+            for streams, ahead in READ_WAYS
         )
         return threads * share / best
 
@@ -144,7 +148,7 @@ def _compile() -> ctypes.CDLL:
             raise CompilerError(f"{compiler} failed:\n{done.stderr}")
         loops = ctypes.CDLL(str(library))
     loops.roofline_has.argtypes = [ctypes.c_char_p]
-    loops.roofline_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    loops.roofline_read.argtypes = [ctypes.c_void_p] + [ctypes.c_size_t] * 3
     loops.roofline_read.restype = ctypes.c_int64
     for loop in STEP_OPERATIONS:
         getattr(loops, f"roofline_{loop}").argtypes = [ctypes.c_int64]
