@@ -61,7 +61,7 @@ public:
     };
 
     // Every thread calls this first.
-    static void begin_thread() { configure_whole_tiles(); }
+    static void begin_thread() { configure_quads(GROUP_ROWS); }
 
     AmxAttention(const Attention& attention, const QueryBlock& queries,
                  const ItemNeighbors& neighbors, const Scratch& scratch)
@@ -73,6 +73,7 @@ public:
           locator_(attention, queries),
           is_prefetched_(neighbors.is_prefetched) {
         if (neighbors.next) next_item_ = locate_first<Source>(attention, *neighbors.next);
+        configure_quads(rows_.count());
         encode_queries();
     }
 

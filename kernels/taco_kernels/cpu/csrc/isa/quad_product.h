@@ -5,6 +5,8 @@
 // of k, whatever the number of rows and panels.
 #pragma once
 
+#include <algorithm>
+
 #include "isa/beside.h"
 #include "isa/vec.h"
 
@@ -49,11 +51,16 @@ struct QuadProduct {
 // Which operands are read once, so that they should not displace others in the first-level cache.
 enum class Streamed { none, rows, panels, all };
 
-// Configures all tiles as sixteen rows of 64 bytes. Operands then need memory for sixteen rows,
-// also where some of the rows do not exist: these may hold anything.
-inline void configure_whole_tiles() {
+// Configures the tiles for quads of up to `rows` rows. Of fewer than 32 rows, the tiles have no
+// others: reading the memory of rows that do not exist takes as long as that of weights. A quad of
+// fewer than `rows` needs memory for whole tiles, where the missing rows may hold anything.
+inline void configure_quads(int64_t rows) {
+    const int64_t upper = std::min(rows, TILE_ROWS);
+    const int64_t lower = rows > TILE_ROWS ? std::min(rows - TILE_ROWS, TILE_ROWS) : TILE_ROWS;
     TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) config.set(tile, TILE_ROWS, 64);
+    for (const int tile : {0, 1, 4}) config.set(tile, int(upper), 64);
+    for (const int tile : {2, 3, 5}) config.set(tile, int(lower), 64);
+    for (const int tile : {6, 7}) config.set(tile, TILE_ROWS, 64);
     configure_tiles(config);
 }
 

@@ -67,7 +67,7 @@ public:
           outliers_(outliers) {}
 
     void run() {
-        configure_whole_tiles();
+        configure_quads(count_);
         if (count_ <= QUAD_ROWS && !block_.codes) {
             stream_panels();
         } else {

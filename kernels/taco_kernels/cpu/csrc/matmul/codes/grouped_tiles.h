@@ -120,7 +120,7 @@ public:
           keeps_all_(!Grouped::FINISHES || range_steps < steps_) {}
 
     void run() {
-        configure_whole_tiles();
+        configure_quads(count_);
         for (int64_t step = 0; step < steps_; step += range_steps_) {
             sum_range({step, std::min(step + range_steps_, steps_)});
         }
