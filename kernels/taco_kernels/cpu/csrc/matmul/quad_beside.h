@@ -3,6 +3,7 @@
 #pragma once
 
 #include "isa/quad_product.h"
+#include "matmul/block.h"
 
 #ifdef TACO_HAS_TILES
 
@@ -13,10 +14,13 @@ struct FetchTiles {
     const char* at;
     int64_t panel_bytes;  // to the second panel
     int64_t turn;         // the step from which on `next` is fetched
-    const char* next;
+    NextPanels next;
 
     [[gnu::always_inline]] void operator()(int64_t step) {
-        if (step == turn) at = next;
+        if (step == turn) {
+            at = next.data;
+            panel_bytes = next.panel_bytes;
+        }
 #pragma GCC unroll 16
         for (int64_t offset = 0; offset < TILE_BYTES; offset += 64) {
             __builtin_prefetch(at + offset, 0, 2);
