@@ -124,8 +124,18 @@ class Engine:
             self.tables[index, : len(blocks)] = blocks
         self.seq_lens = [0] * len(sequences)
 
+    def prefill(self, counts: list[int]) -> None:
+        """Writes keys and values of the next `counts[i]` tokens of sequence i."""
+        self._write(dict(enumerate(counts)))
+
     def step(self, counts: dict[int, int]) -> dict[int, Tensor]:
         """The next `counts[i]` tokens of sequence i, all in one batch; their outputs."""
+        parts = self._write(counts)
+        queries = torch.cat([sequence.queries[span] for sequence, span in parts])
+        out = self.attend(queries)
+        return dict(zip(counts, out.split(list(counts.values())), strict=True))
+
+    def _write(self, counts: dict[int, int]) -> list[tuple[Sequence, slice]]:
         spans = {i: slice(self.seq_lens[i], self.seq_lens[i] + n) for i, n in counts.items()}
         for index, span in spans.items():
             self.seq_lens[index] = span.stop
@@ -140,9 +150,7 @@ class Engine:
         if not self.model.is_latent:
             values = torch.cat([sequence.values[span] for sequence, span in parts])
         write_kv(self.kernels, self.cache, self.batch, LAYER, keys, values)
-        queries = torch.cat([sequence.queries[span] for sequence, span in parts])
-        out = self.attend(queries)
-        return dict(zip(counts, out.split(list(counts.values())), strict=True))
+        return parts
 
     def attend(self, queries: Tensor) -> Tensor:
         """Attention of the last step's tokens."""

@@ -204,6 +204,7 @@ class Batch(Structure):
         ("seq_lens", c_void_p),
         ("block_tables", c_void_p),
         ("block_table_stride", c_int64),
+        ("prefix_groups", c_void_p),
     )
 
 

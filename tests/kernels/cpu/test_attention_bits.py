@@ -54,6 +54,43 @@ def test_bits_depend_on_the_sequence_alone(
 
 
 @pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(num_kv_heads=2, group=7, head_dim=16),
+        Model(num_kv_heads=2, group=3, head_dim=20, block_size=32, cap=5.0, has_alibi=True),
+        replace(LATENT, group=4),
+    ],
+)
+def test_shared_blocks_change_no_bit(
+    cpu_kernels: CpuKernels, kv_format: KVFormat, model: Model
+) -> None:
+    """Sequences that share two spans, or one, or none."""
+    model = replace(model, format=kv_format)
+    prefix = Sequence(model, 512, 1)
+    lengths = [540, 513, 520, 40, 300, 258]
+    shared_tokens = [512, 512, 512, 0, 256, 256]
+    sequences = [Sequence(model, length, 2 + i) for i, length in enumerate(lengths)]
+    for sequence, count in zip(sequences, shared_tokens, strict=True):
+        sequence.keys[:count] = prefix.keys[:count]
+        sequence.values[:count] = prefix.values[:count]
+
+    def decode(num_threads: int, is_shared: bool) -> list[torch.Tensor]:
+        engine = Engine(kernels_of(cpu_kernels.isa, num_threads), sequences)
+        if is_shared:
+            for table, count in zip(engine.tables, shared_tokens, strict=True):
+                blocks = count // model.block_size
+                table[:blocks] = engine.tables[0, :blocks]
+        engine.prefill([length - 1 for length in lengths])
+        return list(engine.step(dict.fromkeys(range(len(lengths)), 1)).values())
+
+    alone = decode(1, is_shared=False)
+    for num_threads in (1, 3):
+        for one, other in zip(alone, decode(num_threads, is_shared=True), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize("num_tokens", [1, 70])
 def test_blocks_before_the_window_are_not_read(

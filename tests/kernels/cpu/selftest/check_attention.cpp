@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/prefix_groups.h"
 #include "dispatch/kernel_table.h"
 #include "selftest.h"
 
@@ -248,9 +249,33 @@ private:
     Bytes cache_bytes_;
 };
 
+// Neighbours that share spans are found, up to the query token.
+void check_prefix_groups(const Subject& subject) {
+    constexpr int64_t stride = 8, block_size = 128;  // two blocks in a span
+    const std::vector<int32_t> tables = {
+        1, 2, 3, 4, 10, 0,  0,  0,  // two whole spans before the query
+        1, 2, 3, 4, 11, 0,  0,  0,  // the same
+        1, 2, 5, 6, 12, 13, 0,  0,  // one of them: fewer reads with the first two alone
+        1, 2, 3, 4, 14, 0,  0,  0,  // two queries
+        1, 2, 3, 4, 0,  0,  0,  0,  // the query is in its second span
+        1, 2, 3, 4, 7,  8,  9,  0,  //
+        6, 2, 3, 4, 7,  8,  15, 0,  // nothing in common
+    };
+    const std::vector<int32_t> query_start = {0, 1, 2, 3, 5, 6, 7, 8};
+    const std::vector<int32_t> seq_lens = {600, 513, 700, 600, 512, 800, 800};
+    const Batch batch{8, 7, query_start.data(), seq_lens.data(), tables.data(), stride};
+    Floats found;
+    for (const PrefixGroup& group : find_prefix_groups(batch, block_size)) {
+        for (const int32_t x : {group.first, group.count, group.spans}) found.push_back(float(x));
+    }
+    const Floats want = {0, 2, 2, 0, 2, 2, 2, 1, 0, 3, 1, 0, 4, 2, 1, 4, 2, 1, 6, 1, 0};
+    subject.report.same(subject.name("attention, groups of sequences with a prefix"), found, want);
+}
+
 }  // namespace
 
 void check_attention(const Subject& subject) {
+    check_prefix_groups(subject);
     for (const Case& what : cases) {
         for (const Format& format : formats) {
             const std::string name =

@@ -2,6 +2,7 @@
 
 #include "abi/cpu_abi.h"
 #include "attention/copy_kv.h"
+#include "attention/prefix_groups.h"
 #include "dispatch/kernel_table.h"
 #include "runtime/thread_pool.h"
 
@@ -20,5 +21,8 @@ int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attentio
 }
 
 void taco_attend(TacoPool* pool, const Attention* attention) {
-    pool->threads.run([&](Thread& thread) { pool->kernels.attend(thread, *attention); });
+    const auto groups = find_prefix_groups(attention->batch, attention->cache.block_size);
+    Attention grouped = *attention;
+    grouped.batch.prefix_groups = groups.data();
+    pool->threads.run([&](Thread& thread) { pool->kernels.attend(thread, grouped); });
 }

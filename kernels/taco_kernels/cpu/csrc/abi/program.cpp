@@ -1,6 +1,7 @@
 // C functions of programs.
 
 #include "abi/cpu_abi.h"
+#include "attention/prefix_groups.h"
 #include "dispatch/kernel_table.h"
 #include "program/program_args.h"
 #include "runtime/thread_pool.h"
@@ -10,7 +11,10 @@ int64_t taco_program_forward_bytes(const TacoPool* pool, const Program* program,
 }
 
 void taco_program_forward(TacoPool* pool, const Program* program, const Step* step) {
-    pool->threads.run([&](Thread& thread) { pool->kernels.forward(thread, *program, *step); });
+    const auto groups = find_prefix_groups(step->batch, step->cache.block_size);
+    Step grouped = *step;
+    grouped.batch.prefix_groups = groups.data();
+    pool->threads.run([&](Thread& thread) { pool->kernels.forward(thread, *program, grouped); });
 }
 
 int64_t taco_program_logits_bytes(const TacoPool* pool, const Program* program,

@@ -79,9 +79,9 @@ public:
 
     SpanSums total() const { return sums(scratch_.total); }
 
-    // Merges the sums of the spans into `total`.
-    void attend_spans(SpanRange spans) {
-        std::fill_n(scratch_.has_begun, num_groups_, uint8_t(0));
+    // Merges the sums of the spans into `total`, which holds those of earlier ones if `has_begun`.
+    void attend_spans(SpanRange spans, bool has_begun = false) {
+        std::fill_n(scratch_.has_begun, num_groups_, uint8_t(has_begun));
         run(spans, true, [&](const Work& work, const GroupSums& found) {
             uint8_t& has_begun = scratch_.has_begun[work.group];
             merge_group(total(), work, !has_begun, found);

@@ -5,7 +5,8 @@
 // (vector_attention.h, amx_attention.h), and the spans are merged in order (online_softmax.h). So a
 // row's bits depend on its query and its sequence alone. Threads share the work as blocks of rows
 // with the same KV head. Where blocks are too few, a block's spans are split into parts
-// (attention_plan.h).
+// (attention_plan.h). What several sequences share is attended to before, for all of them
+// (prefix_groups.h).
 #pragma once
 
 #include <optional>
@@ -54,6 +55,7 @@ public:
         Arena all(attention.workspace);
         threads_ = static_cast<char*>(all.take_bytes(num_threads * scratch_bytes_));
         records_ = static_cast<char*>(all.take_bytes(plan.record_bytes()));
+        prefixes_ = static_cast<char*>(all.take_bytes(plan.prefix_bytes()));
         bytes_ = all.used();
     }
 
@@ -68,11 +70,17 @@ public:
                                         (span - part.spans.begin) * part.record_bytes);
     }
 
+    // The sums of a block of a prefix, of `group` rows a sequence.
+    SpanSums prefix(const AttentionPlan& plan, const QueryBlock& block) const {
+        return SpanSums(reinterpret_cast<float*>(prefixes_ + plan.prefix_offset(block)),
+                        block.num_tokens * plan.group(), kv_.padded_value_dim());
+    }
+
 private:
     const EntryKV kv_;
     const int64_t rows_;
     int64_t scratch_bytes_, bytes_;
-    char *threads_, *records_;
+    char *threads_, *records_, *prefixes_;
 };
 
 inline int64_t attention_workspace(const Attention& attention, int num_threads) {
@@ -122,63 +130,101 @@ inline void write_block(const Attention& attention, const QueryBlock& block,
     }
 }
 
+// One thread's attention of a step. `BlockAttention`: VectorAttention or AmxAttention.
 template <class BlockAttention>
-inline void attend_item(const Attention& attention, const AttentionItem& item,
-                        const ItemNeighbors& neighbors,
-                        const AttentionWorkspace<BlockAttention>& workspace,
-                        const typename BlockAttention::Scratch& scratch) {
-    BlockAttention block(attention, item.block, neighbors, scratch);
-    if (item.is_part) {
-        block.attend_spans(item.spans, [&](int64_t span) { return workspace.record(item, span); });
-    } else {
+class ThreadAttention {
+public:
+    ThreadAttention(Thread& thread, const Attention& attention)
+        : thread_(thread),
+          attention_(attention),
+          plan_(attention, thread.count()),
+          workspace_(attention, plan_, thread.count()),
+          scratch_(workspace_.scratch(thread.index())) {}
+
+    void run() {
+        BlockAttention::begin_thread();
+        if (plan_.num_prefix_items() > 0) {
+            share_items(plan_.num_prefix_items(), PrefixWalk(plan_),
+                        [&](const AttentionItem& item, const ItemNeighbors& neighbors) {
+                            attend_prefix(item, neighbors);
+                        });
+        }
+        share_items(plan_.num_items(), PlanWalk(plan_),
+                    [&](const AttentionItem& item, const ItemNeighbors& neighbors) {
+                        attend_item(item, neighbors);
+                    });
+        if (plan_.num_split_blocks() == 0) return;
+        PlanWalk blocks(plan_);
+        thread_.share(plan_.num_split_blocks(), 1,
+                      [&](int64_t begin, int64_t) { merge_parts(blocks.split_block(begin)); });
+    }
+
+private:
+    // Calls attend(item, neighbors). Ends with a barrier.
+    template <class Walk, class Attend>
+    void share_items(int64_t count, Walk items, Attend attend) {
+        int64_t prefetched = -1;
+        thread_.share_ahead(count, [&](int64_t index, int64_t next_index) {
+            const AttentionItem item = items.item(index);
+            std::optional<AttentionItem> next;
+            if (next_index >= 0) next = items.item(next_index);
+            attend(item, ItemNeighbors{index == prefetched, next ? &*next : nullptr});
+            prefetched = next_index;
+        });
+    }
+
+    void attend_prefix(const AttentionItem& item, const ItemNeighbors& neighbors) const {
+        BlockAttention block(attention_, item.block, neighbors, scratch_);
         block.attend_spans(item.spans);
-        write_block(attention, item.block, block.total());
+        workspace_.prefix(plan_, item.block).copy_rows(block.total(), 0);
     }
-}
 
-// Merges the spans of a query block that was split into parts.
-template <class BlockAttention>
-inline void merge_parts(const Attention& attention, const AttentionItem& item,
-                        const AttentionWorkspace<BlockAttention>& workspace,
-                        const typename BlockAttention::Scratch& scratch) {
-    const EntryKV kv = attention.cache.entry(attention.entry);
-    const int64_t rows = item.block.num_tokens * (attention.num_heads / kv.num_heads);
-    const int64_t dim = kv.padded_value_dim();
-    const SpanSums total(scratch.total, rows, dim);
-    for (int64_t s = item.spans.begin; s < item.spans.end; ++s) {
-        merge(total, SpanSums(workspace.record(item, s), rows, dim), s == item.spans.begin);
+    void attend_item(const AttentionItem& item, const ItemNeighbors& neighbors) const {
+        BlockAttention block(attention_, item.block, neighbors, scratch_);
+        if (item.is_part) {
+            block.attend_spans(item.spans,
+                               [&](int64_t span) { return workspace_.record(item, span); });
+        } else {
+            block.attend_spans(item.spans, load_prefix(item.block, block.total()));
+            write_block(attention_, item.block, block.total());
+        }
     }
-    write_block(attention, item.block, total);
-}
 
-template <class BlockAttention>
-inline void attend_blocks(Thread& thread, const Attention& attention) {
-    const AttentionPlan plan(attention, thread.count());
-    const AttentionWorkspace<BlockAttention> workspace(attention, plan, thread.count());
-    const auto scratch = workspace.scratch(thread.index());
+    // Merges the spans of a query block that was split into parts.
+    void merge_parts(const AttentionItem& item) const {
+        const EntryKV kv = attention_.cache.entry(attention_.entry);
+        const int64_t rows = item.block.num_tokens * plan_.group(), dim = kv.padded_value_dim();
+        const SpanSums total(scratch_.total, rows, dim);
+        const bool has_begun = load_prefix(item.block, total);
+        for (int64_t s = item.spans.begin; s < item.spans.end; ++s) {
+            merge(total, SpanSums(workspace_.record(item, s), rows, dim),
+                  s == item.spans.begin && !has_begun);
+        }
+        write_block(attention_, item.block, total);
+    }
 
-    BlockAttention::begin_thread();
-    PlanWalk items(plan);
-    int64_t prefetched = -1;
-    thread.share_ahead(plan.num_items(), [&](int64_t index, int64_t next_index) {
-        const AttentionItem item = items.item(index);
-        std::optional<AttentionItem> next;
-        if (next_index >= 0) next = items.item(next_index);
-        const ItemNeighbors neighbors = {index == prefetched, next ? &*next : nullptr};
-        attend_item(attention, item, neighbors, workspace, scratch);
-        prefetched = next_index;
-    });
-    if (plan.num_split_blocks() == 0) return;
-    PlanWalk blocks(plan);
-    thread.share(plan.num_split_blocks(), 1, [&](int64_t begin, int64_t) {
-        merge_parts(attention, blocks.split_block(begin), workspace, scratch);
-    });
-}
+    // Copies the sums over the prefix of a block's sequence to `total`, if it shares one; returns
+    // whether it does.
+    bool load_prefix(const QueryBlock& block, SpanSums total) const {
+        const PrefixGroup prefix = plan_.prefix_group(block.sequence);
+        if (prefix.spans == 0) return false;
+        const QueryBlock shared = plan_.prefix_block_of(prefix, block.sequence, block.kv_head);
+        total.copy_rows(workspace_.prefix(plan_, shared),
+                        (block.sequence - shared.sequence) * plan_.group());
+        return true;
+    }
+
+    Thread& thread_;
+    const Attention& attention_;
+    const AttentionPlan plan_;
+    const AttentionWorkspace<BlockAttention> workspace_;
+    const typename BlockAttention::Scratch scratch_;
+};
 
 inline void attend(Thread& thread, const Attention& attention) {
     if (attention.batch.num_seqs == 0) return thread.barrier();
     with_cache_type(attention.cache.type, [&](auto source) {
-        attend_blocks<AttentionOf<decltype(source)>>(thread, attention);
+        ThreadAttention<AttentionOf<decltype(source)>>(thread, attention).run();
     });
 }
 

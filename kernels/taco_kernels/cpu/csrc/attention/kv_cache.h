@@ -95,6 +95,11 @@ struct KVCache {
     }
 };
 
+// Adjacent sequences of a step that share the first spans of their contexts (prefix_groups.h).
+struct PrefixGroup {
+    int32_t first, count, spans;
+};
+
 // The sequences of a step, as AttentionMetadata in the worker.
 struct Batch {
     int64_t num_tokens, num_seqs;
@@ -102,6 +107,7 @@ struct Batch {
     const int32_t* seq_lens;      // [num_seqs], tokens in the KV after this step
     const int32_t* block_tables;  // [num_seqs, block_table_stride]
     int64_t block_table_stride;
+    const PrefixGroup* prefix_groups = nullptr;  // [num_seqs]; the kernels set it
 };
 
 // Copies of tokens' keys and values between slots (block * block_size + offset). No target is also

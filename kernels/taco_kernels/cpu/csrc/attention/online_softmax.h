@@ -35,6 +35,13 @@ struct SpanSums {
 
     const float* value(int64_t row, int64_t dim) const { return values + row * padded_dim + dim; }
 
+    // Copies all rows from those of `other` from row `first` on.
+    void copy_rows(const SpanSums& other, int64_t first) {
+        std::copy_n(other.value(first, 0), rows * padded_dim, values);
+        std::copy_n(other.best + first, rows, best);
+        std::copy_n(other.weight + first, rows, weight);
+    }
+
     // As of rows that saw nothing.
     void clear() {
         std::fill_n(values, rows * padded_dim, 0.0f);

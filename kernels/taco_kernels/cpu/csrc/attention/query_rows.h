@@ -45,7 +45,9 @@ public:
           scales_(scales) {
         const float key_factor = attention.cache.entry(attention.entry).key_factor();
         for (int64_t token = 0, row = 0; token < block.num_tokens; ++token) {
-            const int64_t position = block.first_position + token;
+            const int64_t position = block.is_prefix
+                                         ? attention.batch.seq_lens[block.sequence + token] - 1
+                                         : block.first_position + token;
             const float scale = attention.scale * key_factor * length_factor(position);
             for (int64_t i = 0; i < group_; ++i, ++row) {
                 positions_[row] = int32_t(position);

@@ -80,11 +80,11 @@ public:
         return SpanSums(memory, rows_.count(), kv_.padded_value_dim());
     }
 
-    // Merges the sums of the spans into `total`.
-    void attend_spans(SpanRange spans) {
+    // Merges the sums of the spans into `total`, which holds those of earlier ones if `has_begun`.
+    void attend_spans(SpanRange spans, bool has_begun = false) {
         run(spans, [&](int64_t span, const Spans& located) {
             attend_span(span, located, sums(scratch_.span));
-            merge(total(), sums(scratch_.span), span == spans.begin);
+            merge(total(), sums(scratch_.span), span == spans.begin && !has_begun);
         });
     }
     // Keeps the sums of each span in a separate record: record(span) is its memory.

@@ -160,7 +160,8 @@ private:
                   scratch_.query_start,
                   scratch_.seq_lens,
                   scratch_.block_tables,
-                  all.block_table_stride};
+                  all.block_table_stride,
+                  nullptr};
     }
 
     // Whether an op after a restrict op copies a layer's output, which is wanted of all tokens.
@@ -223,7 +224,7 @@ inline int64_t attention_bytes(const Program& program, const Step& step, int num
         seq_lens.push_back(seq_len_at(step.batch, sequence_of(step.batch, row), row));
     }
     consider({step.num_outputs, step.num_outputs, query_start.data(), seq_lens.data(), nullptr,
-              step.batch.block_table_stride});
+              step.batch.block_table_stride, nullptr});
     return most;
 }
 
