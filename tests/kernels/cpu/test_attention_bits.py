@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from support.cpu_attention import FORMATS, LATENT, SPARSE, Engine, Model, Sequence, in_chunks
 from support.cpu_kernels import kernels_of
@@ -57,7 +58,7 @@ def test_bits_depend_on_the_sequence_alone(
 @pytest.mark.parametrize(
     "model",
     [
-        Model(num_kv_heads=2, group=7, head_dim=16),
+        Model(num_kv_heads=2, group=7, head_dim=16, has_sinks=True, log_n=300),
         Model(num_kv_heads=2, group=3, head_dim=20, block_size=32, cap=5.0, has_alibi=True),
         replace(LATENT, group=4),
     ],
@@ -65,29 +66,67 @@ def test_bits_depend_on_the_sequence_alone(
 def test_shared_blocks_change_no_bit(
     cpu_kernels: CpuKernels, kv_format: KVFormat, model: Model
 ) -> None:
-    """Sequences that share two spans, or one, or none."""
+    """Sequences that share two spans, or one, or none, and one with several queries."""
     model = replace(model, format=kv_format)
-    prefix = Sequence(model, 512, 1)
     lengths = [540, 513, 520, 40, 300, 258]
     shared_tokens = [512, 512, 512, 0, 256, 256]
+    counts = [1, 1, 1, 20, 1, 1]
+    sequences = with_common_prefix(model, lengths, shared_tokens)
+
+    def step(num_threads: int, shared: list[int]) -> list[Tensor]:
+        engine = Engine(kernels_of(cpu_kernels.isa, num_threads), sequences)
+        share_blocks(engine, shared)
+        engine.prefill([length - count for length, count in zip(lengths, counts, strict=True)])
+        return list(engine.step(dict(enumerate(counts))).values())
+
+    alone = step(1, [0] * len(lengths))
+    for num_threads in (1, 3):
+        for one, other in zip(alone, step(num_threads, shared_tokens), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_shared_blocks_need_no_more_memory_than_is_reserved(
+    cpu_kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size is asked for before it is known what sequences share.
+
+    What is left of the longest sequence would be split, if sizes of parts depended on that.
+    """
+    model = Model(num_kv_heads=2, group=7, head_dim=16)
+    lengths = [2570] * 15 + [3200]
+    sequences = with_common_prefix(model, lengths, [2560] * 16)
+    engine = Engine(kernels_of(cpu_kernels.isa, 2), sequences)
+    share_blocks(engine, [2560] * 16)
+    engine.prefill([length - 1 for length in lengths])
+    guards = []
+
+    def guarded(num_bytes: int) -> Tensor:
+        memory = torch.full((num_bytes + (1 << 20),), 0x5A, dtype=torch.uint8)
+        aligned = memory[-memory.data_ptr() % 64 :]
+        guards.append(aligned[num_bytes:])
+        return aligned
+
+    monkeypatch.setattr("taco_kernels.cpu.attention.allocate", guarded)
+    engine.step(dict.fromkeys(range(16), 1))
+    (guard,) = guards
+    assert (guard == 0x5A).all()
+
+
+def with_common_prefix(model: Model, lengths: list[int], shared: list[int]) -> list[Sequence]:
+    """Sequences with the same keys and values in their first `shared[i]` tokens."""
+    prefix = Sequence(model, max(shared), 1)
     sequences = [Sequence(model, length, 2 + i) for i, length in enumerate(lengths)]
-    for sequence, count in zip(sequences, shared_tokens, strict=True):
+    for sequence, count in zip(sequences, shared, strict=True):
         sequence.keys[:count] = prefix.keys[:count]
         sequence.values[:count] = prefix.values[:count]
+    return sequences
 
-    def decode(num_threads: int, is_shared: bool) -> list[torch.Tensor]:
-        engine = Engine(kernels_of(cpu_kernels.isa, num_threads), sequences)
-        if is_shared:
-            for table, count in zip(engine.tables, shared_tokens, strict=True):
-                blocks = count // model.block_size
-                table[:blocks] = engine.tables[0, :blocks]
-        engine.prefill([length - 1 for length in lengths])
-        return list(engine.step(dict.fromkeys(range(len(lengths)), 1)).values())
 
-    alone = decode(1, is_shared=False)
-    for num_threads in (1, 3):
-        for one, other in zip(alone, decode(num_threads, is_shared=True), strict=True):
-            assert torch.equal(one, other)
+def share_blocks(engine: Engine, shared: list[int]) -> None:
+    """Gives sequences the first sequence's blocks for their first `shared[i]` tokens."""
+    for table, count in zip(engine.tables, shared, strict=True):
+        blocks = count // engine.model.block_size
+        table[:blocks] = engine.tables[0, :blocks]
 
 
 @pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)

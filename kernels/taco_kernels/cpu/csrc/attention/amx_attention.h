@@ -60,9 +60,6 @@ public:
         }
     };
 
-    // Every thread calls this first.
-    static void begin_thread() { configure_quads(GROUP_ROWS); }
-
     AmxAttention(const Attention& attention, const QueryBlock& queries,
                  const ItemNeighbors& neighbors, const Scratch& scratch)
         : kv_(attention.cache.entry(attention.entry)),
@@ -79,9 +76,9 @@ public:
 
     SpanSums total() const { return sums(scratch_.total); }
 
-    // Merges the sums of the spans into `total`, which holds those of earlier ones if `has_begun`.
-    void attend_spans(SpanRange spans, bool has_begun = false) {
-        std::fill_n(scratch_.has_begun, num_groups_, uint8_t(has_begun));
+    // Merges the sums of the spans into `total`, which holds those of earlier ones if `continues`.
+    void attend_spans(SpanRange spans, bool continues) {
+        std::fill_n(scratch_.has_begun, num_groups_, uint8_t(continues));
         run(spans, true, [&](const Work& work, const GroupSums& found) {
             uint8_t& has_begun = scratch_.has_begun[work.group];
             merge_group(total(), work, !has_begun, found);
@@ -90,7 +87,7 @@ public:
     }
     // Keeps the sums of each span in a separate record: record(span) is its memory.
     template <class Record>
-    void attend_spans(SpanRange spans, Record record) {
+    void record_spans(SpanRange spans, Record record) {
         run(spans, false, [&](const Work& work, const GroupSums& found) {
             merge_group(sums(record(work.span)), work, true, found);
         });
@@ -168,9 +165,10 @@ private:
         return std::min(GROUP_ROWS, rows_.count() - first_row(work));
     }
 
-    // Rows that a group lacks are zeros.
+    // Rows that the last of several groups lacks are zeros; tiles of one group do not have them.
     void encode_queries() {
-        for (int64_t row = 0; row < num_groups_ * GROUP_ROWS; ++row) {
+        const int64_t rows = num_groups_ > 1 ? num_groups_ * GROUP_ROWS : rows_.count();
+        for (int64_t row = 0; row < rows; ++row) {
             const int64_t lane = row % GROUP_ROWS;
             bf16* out = scratch_.queries + (row - lane) * key_depth_ + lane * TILE_DEPTH;
             const float* in = row < rows_.count() ? rows_.query(row, kv_.key_dim) : nullptr;

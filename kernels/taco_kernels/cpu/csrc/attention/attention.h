@@ -5,8 +5,8 @@
 // (vector_attention.h, amx_attention.h), and the spans are merged in order (online_softmax.h). So a
 // row's bits depend on its query and its sequence alone. Threads share the work as blocks of rows
 // with the same KV head. Where blocks are too few, a block's spans are split into parts
-// (attention_plan.h). What several sequences share is attended to before, for all of them
-// (prefix_groups.h).
+// (attention_plan.h). Attention over a shared prefix runs first, once for all of its sequences
+// (prefix_plan.h).
 #pragma once
 
 #include <optional>
@@ -47,7 +47,10 @@ class AttentionWorkspace {
 
 public:
     AttentionWorkspace(const Attention& attention, const AttentionPlan& plan, int num_threads)
-        : kv_(attention.cache.entry(attention.entry)), rows_(plan.max_rows()) {
+        : kv_(attention.cache.entry(attention.entry)),
+          num_seqs_(attention.batch.num_seqs),
+          group_(plan.group()),
+          rows_(plan.max_rows()) {
         Arena one(nullptr);
         Scratch(one, kv_, rows_);
         scratch_bytes_ = one.used();
@@ -55,7 +58,10 @@ public:
         Arena all(attention.workspace);
         threads_ = static_cast<char*>(all.take_bytes(num_threads * scratch_bytes_));
         records_ = static_cast<char*>(all.take_bytes(plan.record_bytes()));
-        prefixes_ = static_cast<char*>(all.take_bytes(plan.prefix_bytes()));
+        if (num_seqs_ > 1) {
+            prefixes_ = static_cast<char*>(
+                all.take_bytes(kv_.num_heads * num_seqs_ * prefix_sequence_bytes()));
+        }
         bytes_ = all.used();
     }
 
@@ -70,17 +76,24 @@ public:
                                         (span - part.spans.begin) * part.record_bytes);
     }
 
-    // The sums of a block of a prefix, of `group` rows a sequence.
-    SpanSums prefix(const AttentionPlan& plan, const QueryBlock& block) const {
-        return SpanSums(reinterpret_cast<float*>(prefixes_ + plan.prefix_offset(block)),
-                        block.num_tokens * plan.group(), kv_.padded_value_dim());
+    // The sums of a block over a prefix.
+    SpanSums prefix(const QueryBlock& block) const {
+        const int64_t before = block.kv_head * num_seqs_ + block.sequence;
+        return SpanSums(reinterpret_cast<float*>(prefixes_ + before * prefix_sequence_bytes()),
+                        block.num_tokens * group_, kv_.padded_value_dim());
     }
 
 private:
+    // A block needs at most as many bytes for each of its sequences.
+    int64_t prefix_sequence_bytes() const {
+        const int64_t floats = SpanSums::num_floats(group_, kv_.padded_value_dim());
+        return round_up(floats * int64_t(sizeof(float)), 64);
+    }
+
     const EntryKV kv_;
-    const int64_t rows_;
+    const int64_t num_seqs_, group_, rows_;
     int64_t scratch_bytes_, bytes_;
-    char *threads_, *records_, *prefixes_;
+    char *threads_, *records_, *prefixes_ = nullptr;
 };
 
 inline int64_t attention_workspace(const Attention& attention, int num_threads) {
@@ -142,9 +155,8 @@ public:
           scratch_(workspace_.scratch(thread.index())) {}
 
     void run() {
-        BlockAttention::begin_thread();
-        if (plan_.num_prefix_items() > 0) {
-            share_items(plan_.num_prefix_items(), PrefixWalk(plan_),
+        if (plan_.prefixes().num_items() > 0) {
+            share_items(plan_.prefixes().num_items(), PrefixWalk(plan_.prefixes()),
                         [&](const AttentionItem& item, const ItemNeighbors& neighbors) {
                             attend_prefix(item, neighbors);
                         });
@@ -175,14 +187,14 @@ private:
 
     void attend_prefix(const AttentionItem& item, const ItemNeighbors& neighbors) const {
         BlockAttention block(attention_, item.block, neighbors, scratch_);
-        block.attend_spans(item.spans);
-        workspace_.prefix(plan_, item.block).copy_rows(block.total(), 0);
+        block.attend_spans(item.spans, false);
+        workspace_.prefix(item.block).copy_rows(block.total(), 0);
     }
 
     void attend_item(const AttentionItem& item, const ItemNeighbors& neighbors) const {
         BlockAttention block(attention_, item.block, neighbors, scratch_);
         if (item.is_part) {
-            block.attend_spans(item.spans,
+            block.record_spans(item.spans,
                                [&](int64_t span) { return workspace_.record(item, span); });
         } else {
             block.attend_spans(item.spans, load_prefix(item.block, block.total()));
@@ -195,10 +207,10 @@ private:
         const EntryKV kv = attention_.cache.entry(attention_.entry);
         const int64_t rows = item.block.num_tokens * plan_.group(), dim = kv.padded_value_dim();
         const SpanSums total(scratch_.total, rows, dim);
-        const bool has_begun = load_prefix(item.block, total);
+        const bool continues = load_prefix(item.block, total);
         for (int64_t s = item.spans.begin; s < item.spans.end; ++s) {
             merge(total, SpanSums(workspace_.record(item, s), rows, dim),
-                  s == item.spans.begin && !has_begun);
+                  s == item.spans.begin && !continues);
         }
         write_block(attention_, item.block, total);
     }
@@ -206,11 +218,11 @@ private:
     // Copies the sums over the prefix of a block's sequence to `total`, if it shares one; returns
     // whether it does.
     bool load_prefix(const QueryBlock& block, SpanSums total) const {
-        const PrefixGroup prefix = plan_.prefix_group(block.sequence);
-        if (prefix.spans == 0) return false;
-        const QueryBlock shared = plan_.prefix_block_of(prefix, block.sequence, block.kv_head);
-        total.copy_rows(workspace_.prefix(plan_, shared),
-                        (block.sequence - shared.sequence) * plan_.group());
+        const PrefixGroup group = plan_.prefixes().group_of(block.sequence);
+        if (group.spans == 0) return false;
+        const QueryBlock prefix = plan_.prefixes().block_of(group, block.sequence, block.kv_head);
+        total.copy_rows(workspace_.prefix(prefix),
+                        (block.sequence - prefix.sequence) * plan_.group());
         return true;
     }
 

@@ -10,6 +10,11 @@ constexpr int64_t item_bytes(KVType type) {
     return type == KVType::f32 ? 4 : type == KVType::bf16 ? 2 : 1;
 }
 
+// Tokens of a span. Scores are relative to the best score of their span, and spans are summed in
+// order. Spans lie at absolute positions, so that a row's sums do not depend on the thread or on
+// the length of the context.
+constexpr int64_t SPAN = 256;
+
 // A block holds `block_size` tokens of all entries, contiguously, so that it can be copied to
 // another tier as one piece. An entry is the KV of one layer, or of several layers that share it:
 //

@@ -1,20 +1,15 @@
 // Sequences of a decode step whose contexts begin with the same blocks of the KV cache.
 //
-// What they share is read once for all of them, and multiplied with the queries of all at once
-// (cascade inference: Ye et al. 2024, "Cascade Inference: Memory Bandwidth Efficient Shared Prefix
-// Batch Decoding"; Juravsky et al. 2024, "Hydragen"). Sums over a span do not depend on the rows
-// beside a row, and spans are merged in order, so no bit changes.
+// The kernels read shared blocks once, and multiply them with the queries of all sequences of a
+// group (cascade inference: Ye et al. 2024, "Cascade Inference: Memory Bandwidth Efficient Shared
+// Prefix Batch Decoding"; Juravsky et al. 2024, "Hydragen"). Sums over a span do not depend on the
+// rows beside a row, and spans are merged in order, so no bit changes.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
 #include "attention/kv_cache.h"
-
-// Tokens of a span. Scores are relative to the best score of their span, and spans are summed in
-// order. Spans lie at absolute positions, so that a row's sums do not depend on the thread or on
-// the length of the context.
-constexpr int64_t SPAN = 256;
 
 // Finds the group of each sequence: one sequence alone unless it has one query token and its
 // neighbours share whole spans with it, all of them before any of their query tokens.

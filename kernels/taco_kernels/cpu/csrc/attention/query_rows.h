@@ -27,7 +27,7 @@ inline Range panels_seen_between(const Attention& attention, int64_t first, int6
 // The panels of an item's first span.
 template <class Source>
 inline SpanPanels<Source> locate_first(const Attention& attention, const AttentionItem& item) {
-    const int64_t first = item.block.first_position, last = first + item.block.num_tokens - 1;
+    const int64_t first = item.block.first_position, last = item.block.end_position - 1;
     const int64_t span = item.spans.begin;
     return SpanLocator<Source>(attention, item.block)
         .locate(span, panels_seen_between(attention, first, last, span));

@@ -39,7 +39,7 @@ public:
           head_(queries.kv_head),
           block_table_(attention.batch.block_tables +
                        queries.sequence * attention.batch.block_table_stride),
-          num_panels_(ceil_div(queries.first_position + queries.num_tokens, PANEL)) {}
+          num_panels_(ceil_div(queries.end_position, PANEL)) {}
 
     SpanPanels<Element> locate(int64_t span, Range panels) const {
         SpanPanels<Element> out;

@@ -61,8 +61,6 @@ public:
         }
     };
 
-    static void begin_thread() {}
-
     VectorAttention(const Attention& attention, const QueryBlock& queries,
                     const ItemNeighbors& neighbors, const Scratch& scratch)
         : attention_(attention),
@@ -80,16 +78,16 @@ public:
         return SpanSums(memory, rows_.count(), kv_.padded_value_dim());
     }
 
-    // Merges the sums of the spans into `total`, which holds those of earlier ones if `has_begun`.
-    void attend_spans(SpanRange spans, bool has_begun = false) {
+    // Merges the sums of the spans into `total`, which holds those of earlier ones if `continues`.
+    void attend_spans(SpanRange spans, bool continues) {
         run(spans, [&](int64_t span, const Spans& located) {
             attend_span(span, located, sums(scratch_.span));
-            merge(total(), sums(scratch_.span), span == spans.begin && !has_begun);
+            merge(total(), sums(scratch_.span), span == spans.begin && !continues);
         });
     }
     // Keeps the sums of each span in a separate record: record(span) is its memory.
     template <class Record>
-    void attend_spans(SpanRange spans, Record record) {
+    void record_spans(SpanRange spans, Record record) {
         run(spans, [&](int64_t span, const Spans& located) {
             attend_span(span, located, sums(record(span)));
         });

@@ -51,9 +51,9 @@ struct QuadProduct {
 // Which operands are read once, so that they should not displace others in the first-level cache.
 enum class Streamed { none, rows, panels, all };
 
-// Configures the tiles for quads of up to `rows` rows. Of fewer than 32 rows, the tiles have no
-// others: reading the memory of rows that do not exist takes as long as that of weights. A quad of
-// fewer than `rows` needs memory for whole tiles, where the missing rows may hold anything.
+// Configures the tiles for quads of up to `rows` rows. If `rows` < 32, the tiles have only these
+// rows: to read the memory of rows that do not exist takes as long as that of weights. A quad with
+// fewer rows needs memory for `rows`, where the missing ones may hold anything.
 inline void configure_quads(int64_t rows) {
     const int64_t upper = std::min(rows, TILE_ROWS);
     const int64_t lower = rows > TILE_ROWS ? std::min(rows - TILE_ROWS, TILE_ROWS) : TILE_ROWS;

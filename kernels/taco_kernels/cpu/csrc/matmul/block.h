@@ -12,8 +12,8 @@ namespace TACO_ISA {
 
 // Panels that are likely read after others.
 struct NextPanels {
-    const char* data;     // the first
-    int64_t panel_bytes;  // to the second
+    const char* data = nullptr;  // the first
+    int64_t panel_bytes = 0;     // to the second
 
     NextPanels() = default;
     NextPanels(const char* first, int64_t bytes) : data(first), panel_bytes(bytes) {}
@@ -48,8 +48,9 @@ struct Part {
     const char* panels;
     int64_t panel_bytes;
     int64_t steps;
-    bool is_first;     // sums start at zero
-    const char* next;  // memory that is read after the part
+    bool is_first;  // sums start at zero
+    const char*
+        next;  // memory that is read after the part; of another matrix the first panel alone
 };
 
 // Calls body(part, first panel, number of panels, first step) for parts of at most `max_panels` (a

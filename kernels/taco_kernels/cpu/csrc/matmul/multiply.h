@@ -141,7 +141,7 @@ void share_blocks(Thread& thread, const Matrix& matrix, const Blocking& blocking
         const int64_t blocks = blocking.count(), own_end = thread.own_chunks(blocks).end;
         thread.share(blocks, 1, [&](int64_t index, int64_t) {
             const int64_t next = index + thread.chunk_step();
-            const bool is_last = next >= own_end || index >= own_end;
+            const bool is_last = index < own_end && next >= own_end;
             body(index, after && is_last ? *after : panels(std::min(next, blocks - 1)));
         });
         return;
@@ -173,7 +173,9 @@ inline std::optional<NextPanels> first_panels(const Thread& thread, const NextPr
                                               int64_t num_rows) {
     if (!next.matrix || next.matrix->parts) return std::nullopt;
     const Blocking blocking = blocking_of(*next.matrix, next.epilogue, num_rows, thread.count());
-    const int64_t first = thread.own_chunks(blocking.count()).begin;
+    const Chunks own = thread.own_chunks(blocking.count());
+    const int64_t first = own.begin + thread.place_in_range();
+    if (first >= own.end) return std::nullopt;
     return NextPanels(*next.matrix, blocking.panel_range(first).begin);
 }
 

@@ -199,11 +199,12 @@ private:
                               scale_of(op.out, 0), op.order);
     }
 
-    // The product after an op's, if nothing else reads weights before it.
+    // The product after an op's, unless other weights are read before it, or it has fewer rows.
     NextProduct product_after(const Op& op) const {
         for (const Op* next = &op + 1; next < program_.ops + program_.num_ops; ++next) {
             switch (next->kind) {
                 case OpKind::linear: return {&next->matrix, next->epilogue};
+                case OpKind::restrict_rows:
                 case OpKind::experts:
                 case OpKind::head_linear: return {};
                 default: break;
