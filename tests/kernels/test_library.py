@@ -123,6 +123,34 @@ def test_child_of_a_fork_computes_while_the_parent_is_busy() -> None:
     """)
 
 
+def test_child_of_a_fork_reserves_memory_for_all_threads() -> None:
+    """Also if nothing was computed since the fork, so that the threads are not started yet."""
+    run_script("""
+        from taco_kernels.attention_options import AttentionOptions
+        from taco_kernels.cpu import attention
+        from taco_kernels.cpu.kv_cache import PagedBatch, PagedKV
+        from taco_kernels.kv_entry import KVEntry
+        from taco_kernels.kv_format import KVFormat
+        cache = PagedKV.allocate(1, KVFormat(torch.float32), 16, [KVEntry(1, 16, 16)])
+        one = torch.ones(1, dtype=torch.int32)
+        batch = PagedBatch(torch.tensor([0, 1]).int(), one, torch.zeros(1, 1).int())
+        allocate, sizes = attention.allocate, []
+        def counted(num_bytes):
+            sizes.append(num_bytes)
+            return allocate(num_bytes)
+        attention.allocate = counted
+        def reserve():
+            attention.AttentionCall(
+                kernels, torch.ones(1, 1, 16), cache, batch, 0, AttentionOptions(0.25))
+        reserve()
+        child = os.fork()
+        if child == 0:
+            reserve()
+            os._exit(sizes[0] != sizes[1])
+        assert os.waitpid(child, 0)[1] == 0
+    """)
+
+
 def test_interpreter_exits_while_a_thread_computes() -> None:
     # Without torch in the thread that is left behind: its own calls do not outlive the interpreter.
     run_script("""

@@ -16,8 +16,8 @@ void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies
     pool->threads.run([&](Thread& thread) { TACO_ISA::append_kv(thread, *cache, *copies); });
 }
 
-int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention) {
-    return pool->kernels.attention_workspace(*attention, pool->threads.num_threads());
+int64_t taco_attention_workspace(TacoPool* pool, const Attention* attention) {
+    return pool->kernels.attention_workspace(*attention, pool->threads.num_ready_threads());
 }
 
 void taco_attend(TacoPool* pool, const Attention* attention) {

@@ -85,7 +85,7 @@ TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* b
 TACO_API void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies);
 // Bytes that `taco_attend` needs at Attention::workspace with this pool: with fewer threads query
 // blocks may be larger.
-TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention);
+TACO_API int64_t taco_attention_workspace(TacoPool* pool, const Attention* attention);
 TACO_API void taco_attend(TacoPool* pool, const Attention* attention);
 
 // A step of a program, and its logits (program/program_args.h); `*_bytes` return the bytes that
@@ -93,7 +93,7 @@ TACO_API void taco_attend(TacoPool* pool, const Attention* attention);
 struct Program;
 struct Step;
 struct Logits;
-TACO_API int64_t taco_program_forward_bytes(const TacoPool* pool, const Program* program,
+TACO_API int64_t taco_program_forward_bytes(TacoPool* pool, const Program* program,
                                             const Step* step);
 TACO_API void taco_program_forward(TacoPool* pool, const Program* program, const Step* step);
 TACO_API int64_t taco_program_logits_bytes(const TacoPool* pool, const Program* program,

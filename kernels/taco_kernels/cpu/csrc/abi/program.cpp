@@ -6,8 +6,8 @@
 #include "program/program_args.h"
 #include "runtime/thread_pool.h"
 
-int64_t taco_program_forward_bytes(const TacoPool* pool, const Program* program, const Step* step) {
-    return pool->kernels.forward_bytes(*program, *step, pool->threads.num_threads());
+int64_t taco_program_forward_bytes(TacoPool* pool, const Program* program, const Step* step) {
+    return pool->kernels.forward_bytes(*program, *step, pool->threads.num_ready_threads());
 }
 
 void taco_program_forward(TacoPool* pool, const Program* program, const Step* step) {

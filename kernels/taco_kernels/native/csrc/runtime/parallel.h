@@ -60,7 +60,7 @@ public:
 
     // The range of `num_chunks` chunks of a shared loop that this thread takes first.
     Chunks own_chunks(int64_t num_chunks) const { return chunks_of(own_range(), num_chunks); }
-    // How many threads that begin with the same range come before this one.
+    // This thread's index among the threads that take the same range first.
     int64_t place_in_range() const {
         return index_ - (own_range() * count_ + num_ranges() - 1) / num_ranges();
     }

@@ -112,17 +112,25 @@ Pool::~Pool() {
 }
 
 void Pool::start_threads() {
-    is_started_ = true;
     num_arrived_.store(0, std::memory_order_relaxed);
     starts_.clear();
     for (int i = 1; i < num_wanted_; ++i) starts_.push_back({this, i, regions_.value()});
     for (Start& start : starts_) {
         pthread_t thread;
-        if (pthread_create(&thread, nullptr, thread_main, &start) != 0) return;
+        if (pthread_create(&thread, nullptr, thread_main, &start) != 0) break;
         name_thread(thread, start.index);
         if (!cpus_.empty()) bind_to_cpu(thread, cpus_[start.index]);
         threads_.push_back(thread);
     }
+    is_started_ = true;
+}
+
+int Pool::num_ready_threads() {
+    if (!is_started_) {
+        std::lock_guard<std::mutex> turn(*callers_);
+        if (!is_started_) start_threads();
+    }
+    return num_threads();
 }
 
 void Pool::forget_threads() {

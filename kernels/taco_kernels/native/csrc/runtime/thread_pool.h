@@ -54,6 +54,9 @@ public:
     // Threads of a region, including the caller; fewer than wanted if the system could not start
     // more.
     int num_threads() const { return int(threads_.size()) + 1; }
+    // The number of the next region. Starts its threads: the child of a fork has only its own until
+    // then.
+    int num_ready_threads();
 
     // Runs region once on every thread, the caller included, and returns when all are done.
     void run(const Region& region);
@@ -84,7 +87,7 @@ private:
     const std::vector<int32_t> cpus_;
     std::vector<Start> starts_;
     std::vector<pthread_t> threads_;
-    bool is_started_ = false;
+    std::atomic<bool> is_started_{false};
     std::unique_ptr<std::mutex> callers_;
 
     const Region* region_ = nullptr;  // null tells the threads to end
