@@ -68,9 +68,9 @@ def test_shared_blocks_change_no_bit(
 ) -> None:
     """Sequences that share two spans, or one, or none, and one with several queries."""
     model = replace(model, format=kv_format)
-    lengths = [540, 513, 520, 40, 300, 258]
-    shared_tokens = [512, 512, 512, 0, 256, 256]
-    counts = [1, 1, 1, 20, 1, 1]
+    lengths = [540, 1100, 520, 515, 40, 300, 258, 257, 530]
+    shared_tokens = [512, 512, 512, 512, 0, 256, 256, 256, 256]
+    counts = [1, 1, 1, 1, 20, 1, 1, 1, 1]
     sequences = with_common_prefix(model, lengths, shared_tokens)
 
     def step(num_threads: int, shared: list[int]) -> list[Tensor]:
@@ -88,16 +88,17 @@ def test_shared_blocks_change_no_bit(
 def test_shared_blocks_need_no_more_memory_than_is_reserved(
     cpu_kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The size is asked for before it is known what sequences share.
+    """Memory is reserved before shared prefixes are known.
 
-    What is left of the longest sequence would be split, if sizes of parts depended on that.
+    If part sizes depended on them, the longest sequence's own spans would be split.
     """
     model = Model(num_kv_heads=2, group=7, head_dim=16)
     lengths = [2570] * 15 + [3200]
     sequences = with_common_prefix(model, lengths, [2560] * 16)
-    engine = Engine(kernels_of(cpu_kernels.isa, 2), sequences)
-    share_blocks(engine, [2560] * 16)
-    engine.prefill([length - 1 for length in lengths])
+    engines = [Engine(kernels_of(cpu_kernels.isa, 2), sequences) for _ in range(2)]
+    share_blocks(engines[0], [2560] * 16)
+    for engine in engines:
+        engine.prefill([length - 1 for length in lengths])
     guards = []
 
     def guarded(num_bytes: int) -> Tensor:
@@ -107,9 +108,10 @@ def test_shared_blocks_need_no_more_memory_than_is_reserved(
         return aligned
 
     monkeypatch.setattr("taco_kernels.cpu.attention.allocate", guarded)
-    engine.step(dict.fromkeys(range(16), 1))
-    (guard,) = guards
-    assert (guard == 0x5A).all()
+    outs = [engine.step(dict.fromkeys(range(16), 1)) for engine in engines]
+    assert all(bool((guard == 0x5A).all()) for guard in guards)
+    for sequence in range(16):
+        assert torch.equal(outs[0][sequence], outs[1][sequence])
 
 
 def with_common_prefix(model: Model, lengths: list[int], shared: list[int]) -> list[Sequence]:

@@ -165,7 +165,8 @@ private:
         return std::min(GROUP_ROWS, rows_.count() - first_row(work));
     }
 
-    // Rows that the last of several groups lacks are zeros; tiles of one group do not have them.
+    // With several groups, the missing rows of the last one are zeros. The tiles of a single group
+    // have no missing rows.
     void encode_queries() {
         const int64_t rows = num_groups_ > 1 ? num_groups_ * GROUP_ROWS : rows_.count();
         for (int64_t row = 0; row < rows; ++row) {

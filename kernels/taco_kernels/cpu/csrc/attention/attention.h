@@ -84,7 +84,7 @@ public:
     }
 
 private:
-    // A block needs at most as many bytes for each of its sequences.
+    // Upper bound of the bytes that a prefix block needs for each of its sequences.
     int64_t prefix_sequence_bytes() const {
         const int64_t floats = SpanSums::num_floats(group_, kv_.padded_value_dim());
         return round_up(floats * int64_t(sizeof(float)), 64);

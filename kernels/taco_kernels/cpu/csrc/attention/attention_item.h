@@ -32,7 +32,9 @@ struct SpanRange {
 struct AttentionItem {
     QueryBlock block;
     SpanRange spans;
-    bool is_part;  // the block was split; else the item completes its rows
+    // The block was split. If not, the item completes its rows, or leaves sums over a prefix in the
+    // workspace.
+    bool is_part;
     // Of a part: where the sums of its first span are kept, and how far those of the next one are.
     int64_t record_offset, record_bytes;
 };

@@ -23,8 +23,9 @@ struct SequencePlan {
 
 class AttentionPlan {
 public:
-    // The sizes of blocks and parts do not depend on prefixes: memory is reserved before these are
-    // known, and spans that are shared only make a sequence's own work less.
+    // The sizes of blocks and parts do not depend on prefixes, because memory is reserved before
+    // prefixes are known. A shared prefix only removes spans from a sequence, so its records never
+    // need more memory.
     AttentionPlan(const Attention& attention, int num_threads)
         : attention_(attention),
           padded_value_dim_(attention.cache.entry(attention.entry).padded_value_dim()) {
@@ -45,7 +46,7 @@ public:
         }
     }
 
-    // Items over prefixes, which all others wait for.
+    // The prefix items. They run before all other items.
     const PrefixPlan& prefixes() const { return prefixes_; }
     int64_t group() const { return attention_.num_heads / num_kv_heads(); }
     int64_t num_kv_heads() const { return attention_.cache.entries[attention_.entry].num_heads; }

@@ -11,8 +11,8 @@
 
 #include "attention/kv_cache.h"
 
-// Finds the group of each sequence: one sequence alone unless it has one query token and its
-// neighbours share whole spans with it, all of them before any of their query tokens.
+// Finds the group of each sequence. A sequence is alone unless it has one query token and shares
+// whole spans with its neighbours. The shared spans end before the query token of each.
 inline std::vector<PrefixGroup> find_prefix_groups(const Batch& batch, int64_t block_size) {
     std::vector<PrefixGroup> groups;
     if (!batch.block_tables || block_size == 0 || SPAN % block_size != 0) return groups;

@@ -13,8 +13,8 @@ public:
     // Shares nothing.
     PrefixPlan() = default;
 
-    // Shares nothing either where a window or a sparse pattern hides tokens of a prefix, and where
-    // one item would take longer than the share of a thread: items are whole prefixes.
+    // Shares no prefix if a window or a sparse pattern hides tokens of it. Nor if one item has more
+    // work than a thread's share: an item is a whole prefix and cannot be split.
     PrefixPlan(const Attention& attention, int num_threads)
         : query_start_(attention.batch.query_start),
           num_kv_heads_(attention.cache.entries[attention.entry].num_heads),
@@ -76,7 +76,7 @@ private:
     int64_t num_kv_heads_ = 0, wanted_blocks_ = 0, most_sequences_ = 0, num_items_ = 0;
 };
 
-// Finds items by number, which increases from call to call.
+// Finds items by number. Numbers must not decrease from call to call.
 class PrefixWalk {
 public:
     explicit PrefixWalk(const PrefixPlan& plan) : plan_(plan), group_(plan.group_of(0)) {}

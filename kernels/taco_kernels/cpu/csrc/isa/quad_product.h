@@ -51,9 +51,9 @@ struct QuadProduct {
 // Which operands are read once, so that they should not displace others in the first-level cache.
 enum class Streamed { none, rows, panels, all };
 
-// Configures the tiles for quads of up to `rows` rows. If `rows` < 32, the tiles have only these
-// rows: to read the memory of rows that do not exist takes as long as that of weights. A quad with
-// fewer rows needs memory for `rows`, where the missing ones may hold anything.
+// Configures the tiles for quads of up to `rows` rows. If `rows` < 32, tiles have only these rows,
+// because reading missing rows takes as long as reading weights. A quad with fewer rows still reads
+// and writes its tiles as configured. The missing rows need memory, with any contents.
 inline void configure_quads(int64_t rows) {
     const int64_t upper = std::min(rows, TILE_ROWS);
     const int64_t lower = rows > TILE_ROWS ? std::min(rows - TILE_ROWS, TILE_ROWS) : TILE_ROWS;

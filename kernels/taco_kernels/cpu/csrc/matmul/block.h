@@ -49,8 +49,9 @@ struct Part {
     int64_t panel_bytes;
     int64_t steps;
     bool is_first;  // sums start at zero
-    const char*
-        next;  // memory that is read after the part; of another matrix the first panel alone
+    // Memory that is read after the part. If it belongs to another matrix, only its first panel is
+    // prefetched correctly.
+    const char* next;
 };
 
 // Calls body(part, first panel, number of panels, first step) for parts of at most `max_panels` (a

@@ -199,7 +199,8 @@ private:
                               scale_of(op.out, 0), op.order);
     }
 
-    // The product after an op's, unless other weights are read before it, or it has fewer rows.
+    // The next product, or none if experts or heads read other weights first, or a restrict op may
+    // reduce the rows.
     NextProduct product_after(const Op& op) const {
         for (const Op* next = &op + 1; next < program_.ops + program_.num_ops; ++next) {
             switch (next->kind) {
