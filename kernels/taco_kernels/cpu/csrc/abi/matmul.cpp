@@ -31,8 +31,7 @@ void taco_encode_operands(TacoPool* pool, int64_t count, int64_t k, const void* 
 }
 
 void taco_multiply(TacoPool* pool, const Product* product) {
-    pool->threads.run(
-        [&](Thread& thread) { pool->kernels.multiply(thread, *product, NextProduct()); });
+    pool->threads.run([&](Thread& thread) { pool->kernels.multiply(thread, *product); });
 }
 
 void taco_multiply_heads(TacoPool* pool, const HeadProduct* product) {

@@ -50,7 +50,7 @@ struct Kernels {
     // Encodes rows [count, k] of operands of a bf16 matrix as operands of an int8 matrix, likewise.
     void (*encode_operands)(Thread&, int64_t count, int64_t k, const void* rows, void* out,
                             RowScale* scales, const ColumnOrder& order);
-    void (*multiply)(Thread&, const Product&, const NextProduct&);
+    void (*multiply)(Thread&, const Product&);
     void (*multiply_heads)(Thread&, const HeadProduct&);
     void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);
     void (*pack)(Thread&, const Packing&);

@@ -91,7 +91,7 @@ private:
         share_experts(product_.gate_up, product_.gate_up->num_pair_panels(), order_.gate_up_blocks,
                       rows, FinishedBy::quad,
                       [&](const Matrix& matrix, const Rows& own, int64_t hit,
-                          const Blocking& blocking, int64_t index, const NextPanels& next) {
+                          const Blocking& blocking, int64_t index, const void* next) {
                           Product product{};
                           product.rows = own;
                           product.matrix = matrix;
@@ -121,7 +121,7 @@ private:
             product_.down, product_.down->num_panels(), order_.down_blocks, inner_rows(),
             FinishedBy::block,
             [&](const Matrix& matrix, const Rows& own, int64_t hit, const Blocking& blocking,
-                int64_t index, const NextPanels& next) {
+                int64_t index, const void* next) {
                 run_block(own, matrix, blocking, index, next, [&](const Block& block, void* sums) {
                     write(BlockValues(matrix, own.scales, block, sums), block, hit);
                 });
@@ -170,7 +170,7 @@ private:
                               rows.stride, rows.scales ? rows.scales + first : nullptr};
             body(matrices[order_.experts[hit]], own, hit, blocking_of(hit),
                  index - first_blocks[hit],
-                 NextPanels(matrices[order_.experts[next_hit]], next_panels.begin));
+                 matrices[order_.experts[next_hit]].panel(next_panels.begin));
         });
     }
 

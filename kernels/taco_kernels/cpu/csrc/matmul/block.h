@@ -10,17 +10,6 @@
 
 namespace TACO_ISA {
 
-// Panels that are likely read after others.
-struct NextPanels {
-    const char* data = nullptr;  // the first
-    int64_t panel_bytes = 0;     // to the second
-
-    NextPanels() = default;
-    NextPanels(const char* first, int64_t bytes) : data(first), panel_bytes(bytes) {}
-    NextPanels(const Matrix& matrix, int64_t panel)
-        : data(static_cast<const char*>(matrix.panel(panel))), panel_bytes(matrix.panel_bytes()) {}
-};
-
 // The rows and panels of one block. Its sums are [panel][row][PANEL], with memory for whole tiles
 // of rows: floats, or int32 for int8.
 //
@@ -34,7 +23,7 @@ struct Block {
     const char* data;  // of the first panel
     int64_t panel_bytes;
     int64_t steps;                  // of 64 bytes each, of a panel
-    NextPanels next;                // after this block
+    const char* next;               // memory that is likely read after this block
     const Matrix* codes = nullptr;  // if it has codes: the matrix; then there is no `data`
     int64_t first_step = 0;         // of codes
     bool is_cached = false;         // as of a Matrix
@@ -48,10 +37,8 @@ struct Part {
     const char* panels;
     int64_t panel_bytes;
     int64_t steps;
-    bool is_first;  // sums start at zero
-    // Memory that is read after the part. If it belongs to another matrix, only its first panel is
-    // prefetched correctly.
-    const char* next;
+    bool is_first;     // sums start at zero
+    const char* next;  // memory that is read after the part
 };
 
 // Calls body(part, first panel, number of panels, first step) for parts of at most `max_panels` (a
@@ -70,7 +57,7 @@ void for_parts(const Block& block, int64_t max_panels, int64_t max_steps, Body b
             const bool ends_row = panel + count == num_panels;
             const char* next = !ends_row                    ? address(panel + count, step)
                                : step + steps < block.steps ? address(0, step + steps)
-                                                            : block.next.data;
+                                                            : block.next;
             body(Part{address(panel, step), block.panel_bytes, steps, step == 0, next}, panel,
                  count, step);
         }

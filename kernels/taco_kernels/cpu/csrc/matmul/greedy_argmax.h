@@ -153,10 +153,9 @@ inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matr
     };
     const Blocking blocking(matrix, rows.count, matrix.num_panels(), thread.count(),
                             FinishedBy::block);
-    share_blocks(thread, matrix, blocking, wanted.masks, std::nullopt,
-                 [&](int64_t index, const NextPanels& next) {
-                     run_block(rows, matrix, blocking, index, next, finish);
-                 });
+    share_blocks(thread, matrix, blocking, wanted.masks, [&](int64_t index, const void* next) {
+        run_block(rows, matrix, blocking, index, next, finish);
+    });
     thread.share(rows.count, 1, [&](int64_t row, int64_t) {
         const uint64_t rank = ranks[row].load();
         wanted.columns[row] = column_of(rank);

@@ -121,12 +121,6 @@ struct Rows {
     const RowScale* scales;  // int8 only, [count]
 };
 
-// The product that threads likely compute after another one, with as many rows.
-struct NextProduct {
-    const Matrix* matrix = nullptr;  // null: not known
-    Epilogue epilogue = Epilogue::store;
-};
-
 struct Product {
     Rows rows;
     Matrix matrix;

@@ -5,7 +5,6 @@
 // its own row and column alone.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "matmul/codes/grouped_tiles.h"
@@ -53,8 +52,7 @@ __attribute__((noinline)) inline void sum_segments(const Matrix& matrix, const B
     int64_t num_kept = 0;
     for (int64_t index = 0; index < matrix.segments; ++index) {
         const char* end = segment.data + steps * STEP_BYTES;
-        segment.next =
-            index + 1 < matrix.segments ? NextPanels(end, block.panel_bytes) : block.next;
+        segment.next = index + 1 < matrix.segments ? end : block.next;
         segment.first_step = index * steps;
         sum_block(matrix.type, segment, kept(num_kept));
         // The segment ends as many subtrees of the tree as its index ends with ones.
@@ -72,9 +70,9 @@ __attribute__((noinline)) inline void sum_segments(const Matrix& matrix, const B
     }
 }
 
-// One block of a product.
+// One block of a product. `next` is memory that is likely read after it.
 inline Block block_of(const Rows& rows, const Matrix& matrix, const Blocking& blocking,
-                      int64_t index, const NextPanels& next) {
+                      int64_t index, const void* next) {
     Block block;
     block.rows = blocking.row_range(index);
     block.panels = blocking.panel_range(index);
@@ -89,7 +87,7 @@ inline Block block_of(const Rows& rows, const Matrix& matrix, const Blocking& bl
     }
     block.panel_bytes = matrix.panel_bytes();
     block.steps = block.panel_bytes / STEP_BYTES;
-    block.next = next;
+    block.next = static_cast<const char*>(next);
     block.is_cached = matrix.is_cached;
     return block;
 }
@@ -97,7 +95,7 @@ inline Block block_of(const Rows& rows, const Matrix& matrix, const Blocking& bl
 // Computes one block of a blocking that is finished by blocks, and calls finish(block, sums).
 template <class Finish>
 void run_block(const Rows& rows, const Matrix& matrix, const Blocking& blocking, int64_t index,
-               const NextPanels& next, Finish finish) {
+               const void* next, Finish finish) {
     const Block block = block_of(rows, matrix, blocking, index, next);
     if (is_grouped_int8(matrix)) {
         return finish(block, static_cast<void*>(sum_grouped(matrix, block)));
@@ -113,7 +111,7 @@ void run_block(const Rows& rows, const Matrix& matrix, const Blocking& blocking,
 
 // Computes one block of a product that is finished by quads.
 inline void multiply_block(const Product& product, const Blocking& blocking, int64_t index,
-                           const NextPanels& next) {
+                           const void* next) {
     const Matrix& matrix = product.matrix;
 #ifdef TACO_HAS_TILES
     if (blocking.on_tiles) {
@@ -128,21 +126,18 @@ inline void multiply_block(const Product& product, const Blocking& blocking, int
               [&](const Block& block, void* sums) { finish_block(product, block, sums); });
 }
 
-// Calls body(index, next) for the blocks, where the thread likely reads `next` after the block: as
-// Thread::share, and without blocks of which no row may sample a token. `after`: what the thread
-// reads after the product, if that is known. Ends with a barrier.
+// Calls body(index, next) for the blocks, where `next` is memory that the thread likely reads after
+// the block: as Thread::share, and without blocks of which no row may sample a token. Ends with a
+// barrier.
 template <class Body>
 void share_blocks(Thread& thread, const Matrix& matrix, const Blocking& blocking,
-                  const TokenMasks& masks, const std::optional<NextPanels>& after, Body body) {
-    const auto panels = [&](int64_t index) {
-        return NextPanels(matrix, blocking.panel_range(index).begin);
+                  const TokenMasks& masks, Body body) {
+    const auto address = [&](int64_t index) {
+        return matrix.panel(blocking.panel_range(index).begin);
     };
     if (!masks.of_row) {
-        const int64_t blocks = blocking.count(), own_end = thread.own_chunks(blocks).end;
-        thread.share(blocks, 1, [&](int64_t index, int64_t) {
-            const int64_t next = index + thread.chunk_step();
-            const bool is_last = index < own_end && next >= own_end;
-            body(index, after && is_last ? *after : panels(std::min(next, blocks - 1)));
+        thread.share(blocking.count(), 1, [&](int64_t index, int64_t) {
+            body(index, address(std::min(index + thread.chunk_step(), blocking.count() - 1)));
         });
         return;
     }
@@ -156,40 +151,19 @@ void share_blocks(Thread& thread, const Matrix& matrix, const Blocking& blocking
     const int64_t count = int64_t(allowed.size());
     thread.share(count, 1, [&](int64_t place, int64_t) {
         const int64_t next = std::min(place + thread.chunk_step(), count - 1);
-        body(allowed[size_t(place)], panels(allowed[size_t(next)]));
+        body(allowed[size_t(place)], address(allowed[size_t(next)]));
     });
 }
 
-// How threads share a product of some rows.
-inline Blocking blocking_of(const Matrix& matrix, Epilogue epilogue, int64_t num_rows,
-                            int num_threads) {
-    const int64_t panels =
-        epilogue == Epilogue::gate_mul ? matrix.num_pair_panels() : matrix.num_panels();
-    return Blocking(matrix, num_rows, panels, num_threads, FinishedBy::quad);
-}
-
-// The first panels that a thread will read of the next product, if that is known.
-inline std::optional<NextPanels> first_panels(const Thread& thread, const NextProduct& next,
-                                              int64_t num_rows) {
-    if (!next.matrix || next.matrix->parts) return std::nullopt;
-    const Blocking blocking = blocking_of(*next.matrix, next.epilogue, num_rows, thread.count());
-    const Chunks own = thread.own_chunks(blocking.count());
-    const int64_t first = own.begin + thread.place_in_range();
-    if (first >= own.end) return std::nullopt;
-    return NextPanels(*next.matrix, blocking.panel_range(first).begin);
-}
-
-// `next`: its first weights are fetched at the end.
-inline void multiply(Thread& thread, const Product& product, const NextProduct& next) {
+inline void multiply(Thread& thread, const Product& product) {
     const Matrix& matrix = product.matrix;
     if (product.rows.count == 0) return thread.barrier();
-    const Blocking blocking =
-        blocking_of(matrix, product.epilogue, product.rows.count, thread.count());
-    share_blocks(thread, matrix, blocking, product.masks,
-                 first_panels(thread, next, product.rows.count),
-                 [&](int64_t index, const NextPanels& after) {
-                     multiply_block(product, blocking, index, after);
-                 });
+    const int64_t panels =
+        product.epilogue == Epilogue::gate_mul ? matrix.num_pair_panels() : matrix.num_panels();
+    const Blocking blocking(matrix, product.rows.count, panels, thread.count(), FinishedBy::quad);
+    share_blocks(thread, matrix, blocking, product.masks, [&](int64_t index, const void* next) {
+        multiply_block(product, blocking, index, next);
+    });
 }
 
 }  // namespace TACO_ISA

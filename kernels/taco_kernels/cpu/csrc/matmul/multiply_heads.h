@@ -68,9 +68,9 @@ inline void multiply_heads(Thread& thread, const HeadProduct& product) {
         float* out = product.out + head * product.out_head_stride;
         const Product head_product{
             rows, own, Epilogue::store, Activation::none, out, product.out_stride, false};
-        multiply_block(head_product, blocking, index % blocks,
-                       NextPanels(head_matrix(product, next / blocks),
-                                  blocking.panel_range(next % blocks).begin));
+        multiply_block(
+            head_product, blocking, index % blocks,
+            head_matrix(product, next / blocks).panel(blocking.panel_range(next % blocks).begin));
     });
 }
 

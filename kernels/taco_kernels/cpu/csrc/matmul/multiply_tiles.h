@@ -90,10 +90,6 @@ private:
         return block_.data + panel * block_.panel_bytes + step * TILE_BYTES;
     }
 
-    NextPanels panels_from(int64_t panel, int64_t step) const {
-        return {weights(panel, step), block_.panel_bytes};
-    }
-
     // Up to two panels over the steps of a part.
     struct Part {
         int64_t panel, num_panels;
@@ -160,7 +156,7 @@ private:
         const int64_t num_panels = block_.panels.size();
         for (int64_t panel = 0; panel < num_panels; panel += 2) {
             const bool is_last = panel + 2 >= num_panels;
-            const NextPanels next = is_last ? block_.next : panels_from(panel + 2, 0);
+            const char* next = is_last ? block_.next : weights(panel + 2, 0);
             for (int64_t step = 0; step < steps_; step += segment_steps_) {
                 const int64_t turn = std::max<int64_t>(steps_ - STEPS_AHEAD - step, 0);
                 const FetchTiles fetch{weights(panel, step + STEPS_AHEAD), block_.panel_bytes, turn,
@@ -201,18 +197,17 @@ private:
             for (int64_t index = 0; index < num_parts; ++index) {
                 const Range steps = steps_of(index);
                 const OutlierRange* outliers = has_parts ? outliers_.of(index) : nullptr;
-                const NextPanels next = index + 1 < num_parts ? panels_from(panel, steps.end)
-                                        : panel + 2 < num_panels
-                                            ? panels_from(panel + 2, range.begin)
-                                        : range.end < steps_ ? panels_from(0, range.end)
-                                                             : block_.next;
+                const char* next = index + 1 < num_parts    ? weights(panel, steps.end)
+                                   : panel + 2 < num_panels ? weights(panel + 2, range.begin)
+                                   : range.end < steps_     ? weights(0, range.end)
+                                                            : block_.next;
                 if (block_.codes) decode(panel, steps);
                 const Part part = part_of(panel, steps, outliers);
                 const int64_t stream_bytes = round_up(steps.size() * TILE_BYTES / streams, 64);
                 for (int64_t group = 0; group < num_groups; ++group) {
                     const int64_t fetched = group * steps.size() * fetched_bytes;
                     const bool is_needed = !block_.codes && fetched < stream_bytes;
-                    const FetchStreams fetch{next.data + fetched, next.panel_bytes,
+                    const FetchStreams fetch{next + fetched, block_.panel_bytes,
                                              is_needed ? streams : 0, fetched_bytes, stream_bytes};
                     sum_quad<Streamed::rows>(part, group * QUAD_ROWS, fetch);
                 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "isa/quad_product.h"
-#include "matmul/block.h"
 
 #ifdef TACO_HAS_TILES
 
@@ -14,13 +13,10 @@ struct FetchTiles {
     const char* at;
     int64_t panel_bytes;  // to the second panel
     int64_t turn;         // the step from which on `next` is fetched
-    NextPanels next;
+    const char* next;
 
     [[gnu::always_inline]] void operator()(int64_t step) {
-        if (step == turn) {
-            at = next.data;
-            panel_bytes = next.panel_bytes;
-        }
+        if (step == turn) at = next;
 #pragma GCC unroll 16
         for (int64_t offset = 0; offset < TILE_BYTES; offset += 64) {
             __builtin_prefetch(at + offset, 0, 2);

@@ -46,14 +46,8 @@ inline void compute_logits(Thread& thread, const Program& program, const Logits&
         if (embed_out.data) {
             const Rows rows =
                 encode(thread, embed_out, count, hidden, stride, scratch.operands, scratch.scales);
-            const Product product{rows,
-                                  embed_out,
-                                  Epilogue::store,
-                                  Activation::none,
-                                  scratch.embedded,
-                                  scratch.embedded_stride,
-                                  false};
-            kernels().multiply(thread, product, NextProduct());
+            kernels().multiply(thread, Product{rows, embed_out, Epilogue::store, Activation::none,
+                                               scratch.embedded, scratch.embedded_stride, false});
             hidden = scratch.embedded;
             stride = scratch.embedded_stride;
         }
@@ -62,10 +56,8 @@ inline void compute_logits(Thread& thread, const Program& program, const Logits&
         const TokenMasks masks = logits.masks.from(begin);
         if (logits.logits) {
             float* out = logits.logits + begin * lm_head.n;
-            Product product{rows,      lm_head, Epilogue::store, Activation::none, out,
-                            lm_head.n, false};
-            product.masks = masks;
-            kernels().multiply(thread, product, NextProduct());
+            kernels().multiply(thread, Product{rows, lm_head, Epilogue::store, Activation::none,
+                                               out, lm_head.n, false, 0, 0, 1, masks});
             transform_logits(thread, transform, count, lm_head.n, out);
             if (masks.of_row) {
                 kernels().mask_logits(thread, LogitRows{out, count, lm_head.n, lm_head.n}, masks);

@@ -199,30 +199,14 @@ private:
                               scale_of(op.out, 0), op.order);
     }
 
-    // The next product, or none if experts or heads read other weights first, or a restrict op may
-    // reduce the rows.
-    NextProduct product_after(const Op& op) const {
-        for (const Op* next = &op + 1; next < program_.ops + program_.num_ops; ++next) {
-            switch (next->kind) {
-                case OpKind::linear: return {&next->matrix, next->epilogue};
-                case OpKind::restrict_rows:
-                case OpKind::experts:
-                case OpKind::head_linear: return {};
-                default: break;
-            }
-        }
-        return {};
-    }
-
     void linear(const Op& op) const {
         const bool as_operands = program_.buffers[op.out.buffer].type == DType::bf16;
         const Rows rows = factors(op.x, op.matrix);
         void* out = as_operands ? static_cast<void*>(operands_of(op.out, 0)) : floats_of(op.out, 0);
         const int64_t stride = as_operands ? padded_k(DType::bf16, op.out.size)
                                            : buffers_[op.out.buffer].float_stride();
-        Product product{rows,   op.matrix,   op.epilogue, op.activation, out,
-                        stride, as_operands, op.alpha,    op.factor};
-        kernels().multiply(thread_, product, product_after(op));
+        kernels().multiply(thread_, Product{rows, op.matrix, op.epilogue, op.activation, out,
+                                            stride, as_operands, op.alpha, op.factor});
     }
 
     // The columns as the left factor of a product with `matrix`.

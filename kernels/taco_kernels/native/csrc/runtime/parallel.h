@@ -14,11 +14,6 @@ struct alignas(64) ChunkCounter {
     std::atomic<int64_t> value{0};
 };
 
-// Some adjacent chunks of a shared loop; `end` is excluded.
-struct Chunks {
-    int64_t begin, end;
-};
-
 // One thread of a parallel region. All threads of a region make the same calls in the same order.
 class Thread {
 public:
@@ -43,13 +38,17 @@ public:
     void share(int64_t items, int64_t grain, Body body) {
         ChunkCounter* const counters = next_counters();
         const int64_t num_chunks = (items + grain - 1) / grain, num_ranges = this->num_ranges();
+        const auto begin_of = [&](int64_t range) {
+            return (num_chunks * range + num_ranges - 1) / num_ranges;
+        };
+        const int64_t own = index_ * num_ranges / count_;
         for (int64_t i = 0; i < num_ranges; ++i) {
-            const int64_t range = (own_range() + i) % num_ranges;
-            const Chunks chunks = chunks_of(range, num_chunks);
+            const int64_t range = (own + i) % num_ranges;
+            const int64_t first = begin_of(range), past = begin_of(range + 1);
             for (;;) {
                 const int64_t chunk =
-                    chunks.begin + counters[range].value.fetch_add(1, std::memory_order_relaxed);
-                if (chunk >= chunks.end) break;
+                    first + counters[range].value.fetch_add(1, std::memory_order_relaxed);
+                if (chunk >= past) break;
                 const int64_t begin = chunk * grain;
                 const Span span(log_, SpanKind::part, begin);
                 body(begin, begin + grain < items ? begin + grain : items);
@@ -58,12 +57,6 @@ public:
         barrier();
     }
 
-    // The range of `num_chunks` chunks of a shared loop that this thread takes first.
-    Chunks own_chunks(int64_t num_chunks) const { return chunks_of(own_range(), num_chunks); }
-    // This thread's index among the threads that take the same range first.
-    int64_t place_in_range() const {
-        return index_ - (own_range() * count_ + num_ranges() - 1) / num_ranges();
-    }
     // Chunks from one to that which the same thread most likely takes next.
     int64_t chunk_step() const { return (count_ + num_ranges() - 1) / num_ranges(); }
 
@@ -90,13 +83,6 @@ private:
     // More threads share ranges: each looks at the counters of all ranges.
     static constexpr int64_t MAX_RANGES = 8;
     int64_t num_ranges() const { return count_ < MAX_RANGES ? count_ : MAX_RANGES; }
-    int64_t own_range() const { return index_ * num_ranges() / count_; }
-    Chunks chunks_of(int64_t range, int64_t num_chunks) const {
-        const auto begin_of = [&](int64_t i) {
-            return (num_chunks * i + num_ranges() - 1) / num_ranges();
-        };
-        return {begin_of(range), begin_of(range + 1)};
-    }
     // The counters of this shared loop, [num_ranges], 0 when the first thread arrives.
     ChunkCounter* next_counters();
 

@@ -178,7 +178,7 @@ private:
         }
         const int64_t size = std::min(part.size(), next_part.size());
         if (size == 0) {
-            fetch.at = block_.next.data;
+            fetch.at = block_.next;
             return fetch;
         }
         const PanelGroups first = groups_of(panel);

@@ -143,7 +143,7 @@ private:
 
     // What is read after the block's panels before one: that panel, if it is in the block.
     const char* after(int64_t panel) const {
-        return panel < block_.panels.end ? part_of(panel).panel(panel) : block_.next.data;
+        return panel < block_.panels.end ? part_of(panel).panel(panel) : block_.next;
     }
 
     const Matrix& matrix_;
