@@ -114,7 +114,7 @@ class MemoryReader:
 
     def bytes_per_second(self, threads: int, repeats: int = 1) -> float:
         """Returns the best rate; a repeat takes some hundredths of a second."""
-        share = READ_BYTES // threads // 65536 * 65536
+        share = READ_BYTES // threads // 4096 * 4096
 
         def read(thread: int, streams: int, ahead: int) -> None:
             start = self._address + thread * share
