@@ -99,17 +99,19 @@ def test_shared_blocks_need_no_more_memory_than_is_reserved(
     share_blocks(engines[0], [2560] * 16)
     for engine in engines:
         engine.prefill([length - 1 for length in lengths])
-    guards = []
+    guards, sums_of_prefixes = [], []
 
     def guarded(num_bytes: int) -> Tensor:
         memory = torch.full((num_bytes + (1 << 20),), 0x5A, dtype=torch.uint8)
         aligned = memory[-memory.data_ptr() % 64 :]
         guards.append(aligned[num_bytes:])
+        sums_of_prefixes.append(aligned[num_bytes - 4096 : num_bytes])  # the last of a workspace
         return aligned
 
     monkeypatch.setattr("taco_kernels.cpu.attention.allocate", guarded)
     outs = [engine.step(dict.fromkeys(range(16), 1)) for engine in engines]
     assert all(bool((guard == 0x5A).all()) for guard in guards)
+    assert [bool((sums == 0x5A).all()) for sums in sums_of_prefixes] == [False, True]
     for sequence in range(16):
         assert torch.equal(outs[0][sequence], outs[1][sequence])
 
