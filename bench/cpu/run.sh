@@ -29,6 +29,8 @@ if [[ "${1:-}" == --smoke ]]; then
   run kernels.roofline
   run kernels.matmul --model 0.5b --matrix out --rows 1 128 --rounds 1
   run kernels.attention --model qwen2-0.5b --type bf16 --context 512 --rounds 1
+  run kernels.attention --model qwen2-0.5b --type bf16 --batch 16 --context 512 --shared 256 \
+    --without-torch --rounds 1
   run kernels.outliers --pairs 2 --rows 1
   run kernels.sampling --rounds 1
   run kernels.experts --rounds 1 --model olmoe --rows 1

@@ -1,7 +1,7 @@
 """Paged attention of the CPU kernels beside this machine's limits and torch's SDPA.
 
     python -m bench.kernels.attention [--threads N] [--model NAME] [--type NAME] [--phase NAME]
-        [--batch N] [--context N] [--without-torch] [--save]
+        [--batch N] [--context N] [--shared TOKENS] [--without-torch] [--save]
 
 Decode attends with one token per sequence, over enough layers to exceed the CPU caches. Blocks
 are shuffled, as in a pool that has served for a while. Prefill attends with all tokens of one
@@ -14,6 +14,12 @@ latent entry for every query head, so it is left out where that takes more than 
 
     python -m bench.kernels.attention --model deepseek-v3 --phase decode --without-torch \\
         --batch 16 --context 8192
+
+With `--shared`, the sequences of a decode begin with the same blocks, as after a hit in the prefix
+cache. torch reads every sequence's keys and values, so it is left out:
+
+    python -m bench.kernels.attention --model qwen2-0.5b --type bf16 --phase decode \\
+        --without-torch --batch 32 --context 2048 --shared 1024
 """
 
 from collections.abc import Callable, Sequence
@@ -48,6 +54,22 @@ class Heads:
     entry: KVEntry
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sequences, tokens of each, how many of these are new, and how many all sequences share."""
+
+    batch: int
+    context: int
+    num_new: int
+    num_shared: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Different blocks of KV that the sequences read."""
+        shared, each = self.num_shared // BLOCK_SIZE, -(-self.context // BLOCK_SIZE)
+        return shared + self.batch * (each - shared)
+
+
 MODELS = {
     "qwen2-0.5b": Heads(14, KVEntry(2, 64, 64)),
     "llama-8b": Heads(32, KVEntry(8, 128, 128)),
@@ -78,10 +100,17 @@ def main() -> None:
     parser.add_argument("--phase", choices=("decode", "prefill"), action="append")
     parser.add_argument("--batch", type=int, action="append", help="only these batches of decode")
     parser.add_argument("--context", type=int, action="append", help="only calls of this length")
+    parser.add_argument("--shared", type=int, default=0, help="decodes share this many tokens")
     parser.add_argument("--without-torch", action="store_true", help="do not time torch's SDPA")
     args = parser.parse_args()
-    calls = chosen_calls(args.phase or ("decode", "prefill"), args.batch, args.context)
-    if not calls:
+    if args.shared and not args.without_torch:
+        parser.error("torch cannot share blocks: give --without-torch")
+    if args.shared and args.save:
+        parser.error("a saved result has no shared blocks")
+    shapes = chosen_shapes(
+        args.phase or ("decode", "prefill"), args.batch, args.context, args.shared
+    )
+    if not shapes:
         parser.error("no call has this phase, batch and context")
     kernels, roof, figures = load_and_measure_limits(args.threads)
     figures["calls"] = []
@@ -89,15 +118,15 @@ def main() -> None:
         for type_name in args.type or DTYPES:
             dtype = DTYPES[type_name]
             limits = Limits.of(roof, PEAKS[kernels.isa][dtype == torch.float32])
-            for batch, context, num_new in calls:
-                size = batch * context // BLOCK_SIZE * layer_bytes(MODELS[model], dtype)
+            for shape in shapes:
+                size = shape.num_blocks * layer_bytes(MODELS[model], dtype)
                 if size > MAX_BYTES:
                     continue
                 line = measure(
                     kernels,
                     MODELS[model],
                     dtype,
-                    (batch, context, num_new),
+                    shape,
                     args.rounds,
                     limits,
                     with_torch=not args.without_torch,
@@ -109,22 +138,29 @@ def main() -> None:
         record.save_by_isa("cpu_attention", figures)
 
 
-def chosen_calls(
-    phases: Sequence[str], batches: Sequence[int] | None, contexts: Sequence[int] | None
-) -> list[tuple[int, int, int]]:
-    """Returns sequences, tokens per sequence, and how many of these are new.
+def chosen_shapes(
+    phases: Sequence[str],
+    batches: Sequence[int] | None,
+    contexts: Sequence[int] | None,
+    num_shared: int,
+) -> list[Shape]:
+    """Returns the shapes to measure.
 
     Args:
         batches: decodes with these numbers of sequences; None: all calls.
         contexts: calls of these lengths; None: of all lengths.
+        num_shared: tokens that the sequences of a decode share, rounded down to whole blocks. Only
+            longer contexts are returned, and no prefill, which has one sequence, unless it is 0.
     """
-    calls = [(batch, context, 1) for batch, context in DECODES if "decode" in phases]
-    calls += [(1, tokens, tokens) for tokens in PREFILLS if "prefill" in phases]
+    decodes = [Shape(batch, context, 1, num_shared) for batch, context in DECODES]
+    prefills = [Shape(1, tokens, tokens) for tokens in PREFILLS]
+    shapes = [shape for shape in decodes if "decode" in phases and shape.context > num_shared]
+    shapes += prefills if "prefill" in phases and not num_shared else []
     return [
-        (batch, context, num_new)
-        for batch, context, num_new in calls
-        if (batches is None or (num_new == 1 and batch in batches))
-        and (contexts is None or context in contexts)
+        shape
+        for shape in shapes
+        if (batches is None or (shape.num_new == 1 and shape.batch in batches))
+        and (contexts is None or shape.context in contexts)
     ]
 
 
@@ -137,19 +173,18 @@ def measure(
     kernels: CpuKernels,
     heads: Heads,
     dtype: torch.dtype,
-    shape: tuple[int, int, int],
+    shape: Shape,
     rounds: int,
     limits: Limits,
     *,
     with_torch: bool = True,
 ) -> dict[str, float]:
-    """Measures one shape: sequences, tokens per sequence, and how many of these are new."""
-    batch, context, num_new = shape
-    num_bytes = batch * context // BLOCK_SIZE * layer_bytes(heads, dtype)
-    num_layers = max(1, COLD_BYTES // num_bytes) if num_new == 1 else 1
+    num_bytes = shape.num_blocks * layer_bytes(heads, dtype)
+    num_layers = max(1, COLD_BYTES // num_bytes) if shape.num_new == 1 else 1
     ours = paged_calls(kernels, heads, dtype, shape, num_layers)
     theirs = torch_calls(heads, dtype, shape, num_layers) if with_torch else []
-    pairs = batch * num_new * (2 * context - num_new + 1) // 2  # per query and visible key
+    # Per query and visible key:
+    pairs = shape.batch * shape.num_new * (2 * shape.context - shape.num_new + 1) // 2
     found = time_in_turn(
         ours,
         theirs,
@@ -159,24 +194,27 @@ def measure(
         rounds=rounds,
         round_seconds=ROUND_SECONDS,
     )
-    return {"batch": batch, "context": context, "new": num_new, **found}
+    call = {"batch": shape.batch, "context": shape.context, "new": shape.num_new}
+    return call | ({"shared": shape.num_shared} if shape.num_shared else {}) | found
 
 
 def paged_calls(
     kernels: CpuKernels,
     heads: Heads,
     dtype: torch.dtype,
-    shape: tuple[int, int, int],
+    shape: Shape,
     num_layers: int,
 ) -> list[Callable[[], Tensor]]:
     """Returns one call per layer."""
-    batch, context, num_new = shape
+    batch, context = shape.batch, shape.context
     blocks_each = -(-context // BLOCK_SIZE)
     cache = PagedKV.allocate(
         batch * blocks_each, KVFormat(dtype), BLOCK_SIZE, [heads.entry] * num_layers
     )
     order = torch.randperm(batch * blocks_each, generator=torch.Generator().manual_seed(0))
     tables = order.int().view(batch, blocks_each)
+    num_shared = shape.num_shared // BLOCK_SIZE
+    tables[:, :num_shared] = tables[0, :num_shared].clone()
     for sequence in range(batch):
         whole = make_batch(1, context, context, tables[sequence : sequence + 1])
         entry = heads.entry
@@ -184,8 +222,8 @@ def paged_calls(
         values = None if entry.latent else torch.randn(context, entry.num_heads, entry.value_dim)
         for layer in range(num_layers):
             write_kv(kernels, cache, whole, layer, keys, values)
-    step = make_batch(batch, context, num_new, tables)
-    query = torch.randn(batch * num_new, heads.query, heads.entry.key_dim)
+    step = make_batch(batch, context, shape.num_new, tables)
+    query = torch.randn(batch * shape.num_new, heads.query, heads.entry.key_dim)
     options = AttentionOptions(heads.entry.key_dim**-0.5)
     return [
         AttentionCall(kernels, query, cache, step, layer, options) for layer in range(num_layers)
@@ -198,10 +236,10 @@ def make_batch(num_seqs: int, context: int, num_new: int, tables: Tensor) -> Pag
 
 
 def torch_calls(
-    heads: Heads, dtype: torch.dtype, shape: tuple[int, int, int], num_layers: int
+    heads: Heads, dtype: torch.dtype, shape: Shape, num_layers: int
 ) -> list[Callable[[], Tensor]]:
     """Returns torch's calls; none for int8, which SDPA does not support, nor large latent KV."""
-    batch, context, num_new = shape
+    batch, context, num_new = shape.batch, shape.context, shape.num_new
     entry = heads.entry
     if dtype == torch.int8 or (entry.latent and repeated_bytes(heads, dtype, shape) > MAX_BYTES):
         return []
@@ -219,11 +257,10 @@ def torch_calls(
     return [layer() for _ in range(num_layers)]
 
 
-def repeated_bytes(heads: Heads, dtype: torch.dtype, shape: tuple[int, int, int]) -> int:
+def repeated_bytes(heads: Heads, dtype: torch.dtype, shape: Shape) -> int:
     """Returns the bytes of keys, values and scores per query head: what SDPA makes of latent KV."""
-    batch, context, num_new = shape
-    values = heads.entry.key_dim + heads.entry.value_dim + num_new
-    return batch * heads.query * context * values * dtype.itemsize
+    values = heads.entry.key_dim + heads.entry.value_dim + shape.num_new
+    return shape.batch * heads.query * shape.context * values * dtype.itemsize
 
 
 if __name__ == "__main__":
