@@ -23,21 +23,24 @@ from bench.kernels.matmul import (
     ROUND_SECONDS,
     Shape,
     add_product_flags,
+    calls_in_turn,
     cold_copies,
     options,
+    packed_copies,
 )
 from bench.kernels.rounds import (
     DTYPES,
+    Call,
     load_and_measure_limits,
     make_parser,
     memory_reader,
     seconds_of,
     show,
 )
-from taco_kernels.code_layout import CodeLayout, RowSegment, takes_int8
+from taco_kernels.code_layout import CodeLayout, RowSegment, coded_bytes, takes_int8
 from taco_kernels.cpu.coded_matrix import CodedMatrix
-from taco_kernels.cpu.matmul import EncodedRows, multiply
-from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix
+from taco_kernels.cpu.matmul import EncodedRows
+from taco_kernels.cpu.packed_matrix import WeightMatrix
 from taco_kernels.group_codes import GroupCodes, ScaleSteps
 from taco_kernels.library import CpuKernels
 
@@ -85,31 +88,32 @@ def matrices_by_format(
     """
     n, k, epilogue = shape
     weight, gated = torch.randn(n, k, dtype=torch.bfloat16), epilogue == "gate"
-    found = {
-        "int8": cold_copies(
-            lambda: PackedMatrix.from_tensor(kernels, weight, torch.int8, gated=gated)
-        )
-    }
+    found = {"int8": packed_copies(kernels, weight, torch.int8, gated=gated)}
     for name in formats:
         layout = FORMATS[name]
         columns = layout.group * max(layout.groups_per_unit, 1)
         codes = random_codes(layout, n, -(-k // columns) * columns)
-        found[name] = cold_copies(partial(coded_matrix, kernels, layout, codes, gated=gated))
+        found[name] = coded_copies(kernels, layout, codes, gated=gated)
     return found
 
 
-def coded_matrix(
+def coded_copies(
     kernels: CpuKernels, layout: CodeLayout, codes: GroupCodes, *, gated: bool
-) -> CodedMatrix:
-    """Returns the matrix with int8 operands if the instruction set takes them, else bfloat16."""
+) -> list[WeightMatrix]:
+    """Returns matrices with int8 operands if the instruction set takes them, else bfloat16."""
     n, k = codes.shape
     is_int8 = takes_int8(layout, k, on_tiles=kernels.has_tiles)
     if kernels.has_tiles or not is_int8:
         layout = layout.widened()
     operands = torch.int8 if is_int8 else torch.bfloat16
-    matrix = CodedMatrix(n, k, [RowSegment(n, layout)], operands=operands, gated=gated)
-    matrix.pack_codes(kernels, codes)
-    return matrix
+    rows = [RowSegment(n, layout)]
+
+    def make(memory: Tensor) -> WeightMatrix:
+        matrix = CodedMatrix(n, k, rows, operands=operands, gated=gated, memory=memory)
+        matrix.pack_codes(kernels, codes)
+        return matrix
+
+    return cold_copies(make, coded_bytes(n, k, rows, gated))
 
 
 def random_codes(layout: CodeLayout, n: int, k: int) -> GroupCodes:
@@ -157,17 +161,17 @@ def measure(
 ) -> list[dict[str, float | str]]:
     """Times products of `rows` rows; `read` measures the bandwidth in bytes a second."""
     names = {dtype: name for name, dtype in DTYPES.items()}
-    calls = {}
+    calls: dict[str, tuple[list[Call], int]] = {}
     for each, copies in matrices.items():
         dtype = copies[0].dtype
         x = EncodedRows(kernels, torch.randn(rows, copies[0].shape[1]), dtype)
-        call = partial(multiply, kernels, x, **options(kernels, shape, dtype, rows))
-        calls[each] = [partial(call, copy) for copy in copies]
+        how = options(kernels, shape, dtype, rows)
+        calls[each] = calls_in_turn(kernels, x, copies, how)
     seconds: dict[str, list[float]] = {each: [] for each in calls}
     bandwidth = 0.0
     for _ in range(rounds):
-        for each, turns in calls.items():
-            seconds[each].append(seconds_of(turns, ROUND_SECONDS))
+        for each, (turns, per_call) in calls.items():
+            seconds[each].append(seconds_of(turns, ROUND_SECONDS) / per_call)
         bandwidth = max(bandwidth, read())
     lines: list[dict[str, float | str]] = []
     for each, found in seconds.items():

@@ -3,12 +3,12 @@
     python -m bench.kernels.matmul [--threads N] [--model NAME] [--type NAME] [--rows N ...]
         [--save]
 
-Every matrix has enough copies to exceed the CPU caches. They are multiplied in turn, like a
-model's layers, so the weights come from memory. All numbers are random. The results go where a
-step of a model puts them, to memory that exists before: `out` and `down` are added to a residual
-stream, and `gate_up` of bf16 makes the operands of the next product. Each round times TACO, torch
-and reads of memory one after the other. A figure is the best round, because other load only adds
-time.
+Every matrix has enough copies to exceed the CPU caches. They are multiplied in turn without a
+pause, like a model's layers, so the weights come from memory. All numbers are random. The results
+go where a step of a model puts them, to memory that exists before: `out` and `down` are added to a
+residual stream, and `gate_up` of bf16 makes the operands of the next product. Each round times
+TACO, torch and reads of memory one after the other. A figure is the best round, because other load
+only adds time.
 
 `of_read` is the weights' share of the read bandwidth, and `of_peak` the operations' share of the
 peak of the instruction set, which was measured before; both with the same threads. `share` is the
@@ -18,22 +18,31 @@ greater one.
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from bench import record
 from bench.kernels.rounds import (
     DTYPES,
+    Call,
     Limits,
     load_and_measure_limits,
     make_parser,
     show,
     time_in_turn,
 )
-from taco_kernels.cpu.matmul import EncodedRows, empty_operands, multiply
-from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix
+from taco_kernels.cpu.matmul import (
+    EncodedRows,
+    ProductCall,
+    ProductOptions,
+    empty_operands,
+    multiply_in_turn,
+)
+from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix, packed_bytes
 from taco_kernels.library import CpuKernels
+from taco_kernels.native.memory import ALIGNMENT, Arena
 
 # n, k, and what is done with the product.
 Shape = tuple[int, int, Literal["store", "add", "gate"]]
@@ -54,6 +63,8 @@ MODELS: dict[str, dict[str, Shape]] = {
 }
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 COLD_BYTES = 640 << 20  # more than the shared cache of a server's CPU
+# Weights of one call, so that starting the threads and Python take no part of the time.
+CALL_BYTES = 64 << 20
 ROUND_SECONDS = 0.03
 # Instructions that compute a product of each type, by the roofline's names.
 PEAKS = {
@@ -103,39 +114,77 @@ def measure(
     n, k, epilogue = shape
     dtype, gated = DTYPES[type_name], epilogue == "gate"
     weight = torch.randn(n, k, dtype=torch.bfloat16)
-    matrices = cold_copies(lambda: PackedMatrix.from_tensor(kernels, weight, dtype, gated=gated))
+    matrices = packed_copies(kernels, weight, dtype, gated=gated)
     # torch has no common product with dynamically quantized activations.
     weights = [weight.to(dtype, copy=True) for _ in matrices] if dtype != torch.int8 else []
     lines = []
     for rows in row_counts:
         x = torch.randn(rows, k)
-        call = partial(
-            multiply,
+        calls, per_call = calls_in_turn(
             kernels,
             EncodedRows(kernels, x, dtype),
-            **options(kernels, shape, dtype, rows),
+            matrices,
+            options(kernels, shape, dtype, rows),
         )
         operands, out = x.to(dtype), torch.randn(rows, n).to(dtype)
         found = time_in_turn(
-            [partial(call, each) for each in matrices],
+            calls,
             [partial(torch.mm, operands, each.T, out=out) for each in weights],
             num_bytes=n * k * dtype.itemsize,
             operations=2 * rows * n * k,
             limits=limits,
             rounds=rounds,
             round_seconds=ROUND_SECONDS,
+            per_call=per_call,
         )
         lines.append({"rows": rows, **found})
     return lines
 
 
-def cold_copies(make: Callable[[], WeightMatrix]) -> list[WeightMatrix]:
-    """Returns matrices that are made alike, as many as exceed the CPU caches."""
-    first = make()
-    return [first, *(make() for _ in range(COLD_BYTES // first.nbytes - 1))]
+def packed_copies(
+    kernels: CpuKernels, weight: Tensor, dtype: torch.dtype, *, gated: bool
+) -> list[WeightMatrix]:
+    n, k = weight.shape
+
+    def make(memory: Tensor) -> WeightMatrix:
+        matrix = PackedMatrix(n, k, dtype, gated=gated, memory=memory)
+        matrix.pack(kernels, weight)
+        return matrix
+
+    return cold_copies(make, packed_bytes(n, k, dtype, gated))
 
 
-def options(kernels: CpuKernels, shape: Shape, dtype: torch.dtype, rows: int) -> dict[str, Any]:
+def cold_copies(make: Callable[[Tensor], WeightMatrix], num_bytes: int) -> list[WeightMatrix]:
+    """Returns as many matrices as exceed the CPU caches, in one piece of memory like a model's.
+
+    Args:
+        make: makes a matrix in memory of `num_bytes` bytes.
+    """
+    arena = Arena(COLD_BYTES)
+    each = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    return [make(arena.take(num_bytes)) for _ in range(COLD_BYTES // each)]
+
+
+def calls_in_turn(
+    kernels: CpuKernels,
+    rows: EncodedRows,
+    matrices: Sequence[WeightMatrix],
+    how: ProductOptions,
+) -> tuple[list[Call], int]:
+    """Returns calls that together multiply all matrices (at most a few less), and products a call.
+
+    Args:
+        matrices: made alike.
+    """
+    per_call = min(max(CALL_BYTES // matrices[0].nbytes, 1), len(matrices))
+    products = [ProductCall(kernels, rows, matrix, **how) for matrix in matrices]
+    firsts = range(0, len(products) - per_call + 1, per_call)
+    return [
+        partial(multiply_in_turn, kernels, products[first : first + per_call]) for first in firsts
+    ], per_call
+
+
+def options(kernels: CpuKernels, shape: Shape, dtype: torch.dtype, rows: int) -> ProductOptions:
     """The epilogue of a product as `multiply` takes it, with memory for its result."""
     n, _, epilogue = shape
     if epilogue == "add":

@@ -85,6 +85,7 @@ def time_in_turn(
     limits: Limits,
     rounds: int,
     round_seconds: float,
+    per_call: int = 1,
 ) -> dict[str, float]:
     """Times TACO's calls, torch's and the read bandwidth in turn; returns the best round of each.
 
@@ -93,8 +94,9 @@ def time_in_turn(
     Args:
         ours: the same call over different memory, so that its data is not cached; `theirs`
             likewise, and empty if torch has no such call.
-        num_bytes, operations: of one call; the share is relative to their minimum time, the
+        num_bytes, operations: of one operation; the share is relative to their minimum time, the
             greater of the shares of the peak and of the read bandwidth.
+        per_call: operations of each of TACO's calls; figures are those of one operation.
     """
     for call in (*ours, *theirs):
         call()  # the first one touches memory that the others reuse
@@ -102,7 +104,7 @@ def time_in_turn(
     best = best_torch = float("inf")
     read = 0.0
     for _ in range(rounds):
-        best = min(best, seconds_of(ours, round_seconds))
+        best = min(best, seconds_of(ours, round_seconds) / per_call)
         if theirs:
             best_torch = min(best_torch, seconds_of(theirs, round_seconds))
             wait_until_idle()

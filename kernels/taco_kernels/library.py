@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
         None,
         [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
-    "taco_multiply": (None, [c_void_p, c_void_p]),
+    "taco_multiply": (None, [c_void_p, c_void_p, c_int64]),
     "taco_multiply_argmax": (None, [c_void_p] * 8),
     "taco_route": (None, [c_void_p, c_void_p]),
     "taco_experts_scratch_bytes": (c_int64, [c_void_p, c_void_p]),

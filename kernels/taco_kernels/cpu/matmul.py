@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -126,63 +128,89 @@ def in_row_order(kernels: CpuKernels, operands: Tensor, count: int) -> Tensor:
     return tiles.transpose(1, 2).reshape(operands.shape)[:count]
 
 
-def multiply(
-    kernels: CpuKernels,
-    rows: EncodedRows,
-    matrix: WeightMatrix,
-    *,
-    activation: str = "none",
-    alpha: float = ALPHA,
-    limit: float = math.inf,
-    add_to: Tensor | None = None,
-    factor: float = 1.0,
-    as_operands: bool = False,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Computes act(rows @ W.T + bias), or act(gate) * up of a gated pair, or adds to `add_to`.
+class ProductOptions(TypedDict, total=False):
+    """How a product is finished.
 
-    Args:
+    Attributes:
         activation, alpha, limit: as in `taco_kernels.reference.activation`, or "none".
         add_to: float32 [count, n], changed in place: factor * (rows @ W.T + bias) is added.
         as_operands: return operands of a bfloat16 matrix, in the instruction set's order; those
             past the columns are undefined.
         out: memory to use instead of new memory.
+    """
+
+    activation: str
+    alpha: float
+    limit: float
+    add_to: Tensor
+    factor: float
+    as_operands: bool
+    out: Tensor
+
+
+class ProductCall:
+    """A matrix product whose rows, matrix and result stay where they are.
+
+    Attributes:
+        out: as `multiply` returns it.
+        struct: the product as kernels take it.
+    """
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        rows: EncodedRows,
+        matrix: WeightMatrix,
+        **options: Unpack[ProductOptions],
+    ) -> None:
+        """Arguments as for `multiply`."""
+        _check_product(rows, matrix)
+        activation, limit = options.get("activation", "none"), options.get("limit", math.inf)
+        if activation != "none":
+            check_activation(activation, gated=matrix.gated, limit=limit)
+        as_operands, add_to = options.get("as_operands", False), options.get("add_to")
+        count, columns = rows.struct.count, matrix.shape[0] // (2 if matrix.gated else 1)
+        if add_to is None:
+            self.out = _output(kernels, (count, columns), options.get("out"), as_operands)
+        else:
+            _check_out(add_to, "add_to", count, columns)
+            self.out = add_to
+        epilogue = "gate_mul" if matrix.gated else "store" if add_to is None else "add"
+        self.struct = Product(
+            rows.struct,
+            matrix.struct,
+            _EPILOGUES[epilogue],
+            ACTIVATIONS[activation],
+            self.out.data_ptr(),
+            self.out.stride(0),
+            as_operands,
+            options.get("alpha", ALPHA),
+            limit,
+            options.get("factor", 1.0),
+        )
+        self._kept = (rows, matrix)  # the struct points into them
+
+
+def multiply(
+    kernels: CpuKernels,
+    rows: EncodedRows,
+    matrix: WeightMatrix,
+    **options: Unpack[ProductOptions],
+) -> Tensor:
+    """Computes act(rows @ W.T + bias), or act(gate) * up of a gated pair, or adds to `add_to`.
 
     Returns:
         float32 [count, n], or [count, n / 2] for a gated pair; or as `empty_operands`.
     """
-    _check_product(rows, matrix)
-    if activation != "none":
-        check_activation(activation, gated=matrix.gated, limit=limit)
-    count = rows.struct.count
-    columns = matrix.shape[0] // (2 if matrix.gated else 1)
-    if add_to is not None:
-        _check_out(add_to, "add_to", count, columns)
-        out = add_to
-    elif as_operands:
-        memory = empty_operands(kernels, torch.bfloat16, count, columns)
-        if out is not None and (out.dtype, out.shape) != (memory.dtype, memory.shape):
-            raise ValueError(f"out must be {memory.dtype} {list(memory.shape)}")
-        out = memory if out is None else out
-    elif out is None:
-        out = torch.empty((count, columns))
-    else:
-        _check_out(out, "out", count, columns)
-    epilogue = "gate_mul" if matrix.gated else "store" if add_to is None else "add"
-    product = Product(
-        rows.struct,
-        matrix.struct,
-        _EPILOGUES[epilogue],
-        ACTIVATIONS[activation],
-        out.data_ptr(),
-        out.stride(0),
-        as_operands,
-        alpha,
-        limit,
-        factor,
-    )
-    kernels.lib.taco_multiply(kernels.pool, ctypes.byref(product))
-    return out
+    call = ProductCall(kernels, rows, matrix, **options)
+    multiply_in_turn(kernels, [call])
+    return call.out
+
+
+def multiply_in_turn(kernels: CpuKernels, calls: Sequence[ProductCall]) -> None:
+    """Computes products one after the other without a pause, as a step of a model does."""
+    products = (Product * len(calls))(*(call.struct for call in calls))
+    kernels.lib.taco_multiply(kernels.pool, products, len(calls))
 
 
 def multiply_argmax(
@@ -235,6 +263,21 @@ def operand_dtype(kernels: CpuKernels, dtype: torch.dtype) -> torch.dtype:
     if dtype == torch.int8:
         return torch.int8 if kernels.int8_operand_bytes == 1 else torch.int16
     return dtype
+
+
+def _output(
+    kernels: CpuKernels, shape: tuple[int, int], out: Tensor | None, as_operands: bool
+) -> Tensor:
+    """Returns `out` if it fits, or new memory if it is None."""
+    if not as_operands:
+        if out is None:
+            return torch.empty(shape)
+        _check_out(out, "out", *shape)
+        return out
+    memory = empty_operands(kernels, torch.bfloat16, *shape)
+    if out is not None and (out.dtype, out.shape) != (memory.dtype, memory.shape):
+        raise ValueError(f"out must be {memory.dtype} {list(memory.shape)}")
+    return memory if out is None else out
 
 
 def _check_out(out: Tensor, name: str, count: int, columns: int) -> None:

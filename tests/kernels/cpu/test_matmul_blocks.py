@@ -11,10 +11,12 @@ from torch import Tensor
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from taco_kernels.cpu.matmul import (
     EncodedRows,
+    ProductCall,
     empty_operands,
     in_row_order,
     multiply,
     multiply_argmax,
+    multiply_in_turn,
 )
 from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.library import CpuKernels
@@ -166,3 +168,21 @@ def test_refuses_memory_of_another_shape_or_type() -> None:
         multiply(kernels, rows, matrix, add_to=torch.empty(3, 4))
     out = empty_operands(kernels, torch.bfloat16, 2, 4)
     assert multiply(kernels, rows, matrix, as_operands=True, out=out) is out
+
+
+def test_products_in_turn_are_those_of_single_calls(cpu_kernels: CpuKernels) -> None:
+    """Each call adds to what the ones before it have left."""
+    matrices = [
+        PackedMatrix.from_tensor(cpu_kernels, numbers(200, 96, seed=seed), torch.bfloat16)
+        for seed in range(3)
+    ]
+    rows = EncodedRows(cpu_kernels, numbers(5, 96), torch.bfloat16)
+    one_by_one, in_turn = torch.zeros(5, 200), torch.zeros(5, 200)
+    for matrix in matrices:
+        multiply(cpu_kernels, rows, matrix, add_to=one_by_one, factor=0.5)
+    multiply_in_turn(
+        cpu_kernels,
+        [ProductCall(cpu_kernels, rows, each, add_to=in_turn, factor=0.5) for each in matrices],
+    )
+    assert one_by_one.any()
+    assert torch.equal(in_turn, one_by_one)

@@ -184,7 +184,7 @@ private:
         const Rows rows = {count, operands.data(), padded_k(type_, shape_.k), scales.data()};
         const Product product = {
             rows, codes_.matrix(), Epilogue::store, Activation::none, out.data(), shape_.n, false};
-        taco_multiply(pool, &product);
+        taco_multiply(pool, &product, 1);
         return out;
     }
 

@@ -88,7 +88,7 @@ private:
                                  memory.data(),
                                  stride,
                                  false};
-        taco_multiply(pool, &product);
+        taco_multiply(pool, &product, 1);
         bool is_kept = true;
         for (int64_t row = 0; row < count; ++row) {
             const auto begin = memory.begin() + row * stride, end = begin + columns();
@@ -260,7 +260,7 @@ private:
                                  out.data(),
                                  N,
                                  false};
-        taco_multiply(pool, &product);
+        taco_multiply(pool, &product, 1);
         return out;
     }
 

@@ -59,7 +59,8 @@ TACO_API void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int6
 // Likewise encodes operands of a bf16 matrix, with a stride of padded_k, as int8.
 TACO_API void taco_encode_operands(TacoPool* pool, int64_t count, int64_t k, const void* rows,
                                    void* out, RowScale* scales, const ColumnOrder* order);
-TACO_API void taco_multiply(TacoPool* pool, const Product* product);
+// Computes products one after the other.
+TACO_API void taco_multiply(TacoPool* pool, const Product* products, int64_t count);
 TACO_API void taco_multiply_heads(TacoPool* pool, const HeadProduct* product);
 TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix,
                                    uint64_t* ranks, int32_t* columns, PartialSum* sums,

@@ -30,8 +30,10 @@ void taco_encode_operands(TacoPool* pool, int64_t count, int64_t k, const void* 
     });
 }
 
-void taco_multiply(TacoPool* pool, const Product* product) {
-    pool->threads.run([&](Thread& thread) { pool->kernels.multiply(thread, *product); });
+void taco_multiply(TacoPool* pool, const Product* products, int64_t count) {
+    pool->threads.run([&](Thread& thread) {
+        for (int64_t i = 0; i < count; ++i) pool->kernels.multiply(thread, products[i]);
+    });
 }
 
 void taco_multiply_heads(TacoPool* pool, const HeadProduct* product) {
