@@ -80,9 +80,10 @@ inline bool has_nan(const LogitValues& values, const Block& block, int64_t row, 
     return false;
 }
 
-// The best rank of one row's allowed columns in a block; NAN_RANK if any of them is NaN.
+// The best rank of one row's allowed columns in a block; NAN_RANK if any of them is NaN. May be 0
+// if it is less than `seen`.
 inline uint64_t best_rank(const LogitValues& values, const Block& block, int64_t row,
-                          int64_t columns, const uint32_t* mask) {
+                          int64_t columns, const uint32_t* mask, uint64_t seen) {
     constexpr float lowest = -std::numeric_limits<float>::infinity();
     F32 best = set1(lowest), best_panel = set1(float(block.panels.begin)), products = zero();
     for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
@@ -96,6 +97,7 @@ inline uint64_t best_rank(const LogitValues& values, const Block& block, int64_t
     if (std::isnan(reduce_add(products)) && has_nan(values, block, row, columns, mask)) {
         return NAN_RANK;
     }
+    if (reduce_max(best) < value_of(seen)) return 0;  // false as long as nothing was seen
     float lanes[LANES], panels[LANES];
     store(lanes, best);
     store(panels, best_panel);
@@ -141,8 +143,9 @@ inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matr
         const LogitValues values(BlockValues(matrix, rows.scales, block, sums), wanted.transform);
         for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
             values.add_outliers(row, block.panels);
-            const uint64_t rank = best_rank(values, block, row, matrix.n, wanted.masks.mask(row));
             uint64_t seen = ranks[row].load(std::memory_order_relaxed);
+            const uint64_t rank =
+                best_rank(values, block, row, matrix.n, wanted.masks.mask(row), seen);
             while (seen < rank &&
                    !ranks[row].compare_exchange_weak(seen, rank, std::memory_order_relaxed)) {
             }
