@@ -48,8 +48,8 @@ struct QuadProduct {
     QuadSums to;
 };
 
-// Which operands are read once, so that they should not displace others in the first-level cache.
-enum class Streamed { none, rows, panels, all };
+// Which operand should not displace the other one in the first-level cache.
+enum class Streamed { rows, panels };
 
 // Configures the tiles for quads of up to `rows` rows. If `rows` < 32, tiles have only these rows,
 // because reading missing rows takes as long as reading weights. A quad with fewer rows still reads
@@ -87,8 +87,8 @@ inline void configure_quads(int64_t rows) {
 template <class Tiles, bool TwoRows, bool TwoPanels, Streamed STREAMED, class Beside>
 inline __attribute__((always_inline)) Beside multiply_quad(const QuadProduct& product,
                                                            Beside beside) {
-    constexpr bool STREAMS_ROWS = STREAMED == Streamed::rows || STREAMED == Streamed::all;
-    constexpr bool STREAMS_PANELS = STREAMED == Streamed::panels || STREAMED == Streamed::all;
+    constexpr bool STREAMS_ROWS = STREAMED == Streamed::rows;
+    constexpr bool STREAMS_PANELS = STREAMED == Streamed::panels;
     const char* rows = static_cast<const char*>(product.rows);
     const char* panels = static_cast<const char*>(product.panels);
     const int64_t row_bytes = product.row_bytes, row_step = product.row_step_bytes;

@@ -7,7 +7,7 @@
 //
 // Rows pass through the L1 cache (tileloaddt1); weights stay in it while all rows use them, and the
 // next part's are fetched meanwhile, a slice beside each 32 rows. Up to 32 rows need no parts: the
-// sums stay in tiles over all k, and the weights pass through too, as one stream.
+// sums stay in tiles over all k. Then the weights pass through, as one stream, and the rows may stay.
 //
 // A part of a matrix of codes is decoded before its quads, which then find it in the L1 cache; so
 // there are parts for any number of rows.
@@ -162,7 +162,7 @@ private:
                 const FetchTiles fetch{weights(panel, step + STEPS_AHEAD), block_.panel_bytes, turn,
                                        next};
                 const Part part = part_of(panel, {step, step + segment_steps_}, nullptr);
-                sum_quad<Streamed::all>(part, 0, fetch);
+                sum_quad<Streamed::panels>(part, 0, fetch);
             }
         }
     }
@@ -285,14 +285,14 @@ private:
                              const Fetch& fetch) {
         if constexpr (IS_LIGHT) {
             const bool is_whole = rows > TILE_ROWS && panels == 2;
-            const bool is_upper = STREAMED == Streamed::all && panels == 2;
+            const bool is_upper = STREAMED == Streamed::panels && panels == 2;
             if (is_whole || is_upper) {
                 const int64_t per_step = ceil_div(rest_.end - rest_.row, product.steps);
                 const auto beside = [&](const auto& fetched) {
                     return FinishAndFetch<LightRows, std::decay_t<decltype(fetched)>>{
                         fetched, rest_.rows, rest_.row, rest_.end, per_step};
                 };
-                if constexpr (STREAMED == Streamed::all) {
+                if constexpr (STREAMED == Streamed::panels) {
                     rest_.row =
                         is_whole ? multiply_beside<Tiles, true, STREAMED>(product, beside(fetch))
                                  : multiply_beside<Tiles, false, STREAMED>(product, beside(fetch));
