@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from taco_gateway.engine.engine_client import EngineError
@@ -12,7 +13,7 @@ from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.local_client import LocalClient
-from taco_llm.outputs import CompletionOutput, RequestOutput
+from taco_llm.outputs import CompletionOutput, PromptText, RequestOutput
 from taco_llm.prompts import PromptInputs
 from taco_llm.running_request import RunningRequest
 from taco_proto.config import DRAIN_SECONDS, DrafterConfig
@@ -178,17 +179,22 @@ class AsyncLLMEngine:
         updates = text_engine.generate(
             token_ids, request, sum_logprobs=sum_logprobs, in_bulk=in_bulk
         )
-        if text is None and self._tokenizer is not None:
-            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         output = RequestOutput(
             request_id=request_id,
-            prompt=text,
-            prompt_token_ids=list(token_ids),
+            prompt_text=self._prompt_text(text, prompt_token_ids := list(token_ids)),
+            prompt_token_ids=prompt_token_ids,
             outputs=[CompletionOutput(index) for index in range(params.n)],
         )
         running = RunningRequest(output, updates)
         self._requests[request_id] = running
         return running
+
+    def _prompt_text(self, text: str | None, token_ids: Sequence[int]) -> PromptText:
+        if text is not None or self._tokenizer is None:
+            return PromptText(text)
+        return PromptText(
+            None, partial(self._tokenizer.decode, token_ids, skip_special_tokens=False)
+        )
 
     async def _started(self) -> TextEngine:
         """The text engine. The first call starts it."""

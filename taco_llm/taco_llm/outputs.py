@@ -1,5 +1,6 @@
 """Results of offline generation: requests, sequences and log probabilities."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -55,13 +56,35 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+class PromptText:
+    """The text of a prompt. Decoding token ids takes milliseconds, so it waits for a reader."""
+
+    __slots__ = ("_decode", "_text")
+
+    def __init__(self, text: str | None, decode: Callable[[], str] | None = None) -> None:
+        """`decode` returns the text if it is not known."""
+        self._text = text
+        self._decode = decode
+
+    def read(self) -> str | None:
+        if self._decode is not None:
+            self._text, self._decode = self._decode(), None
+        return self._text
+
+    def __repr__(self) -> str:
+        return repr(self.read())
+
+    def __reduce__(self) -> tuple[type["PromptText"], tuple[str | None]]:
+        return PromptText, (self.read(),)  # copies have no tokenizer
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """A request and its output so far.
 
     Attributes:
         request_id: the id of the request.
-        prompt: the prompt's text; None for a prompt of token ids without a tokenizer.
+        prompt_text: its `prompt`.
         prompt_token_ids: the prompt's tokens.
         prompt_logprobs: one entry per prompt token, None for the first token; None unless the
             request asked for them.
@@ -71,12 +94,17 @@ class RequestOutput:
     """
 
     request_id: str
-    prompt: str | None
+    prompt_text: PromptText
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     finished: bool = False
     num_cached_tokens: int = 0
+
+    @property
+    def prompt(self) -> str | None:
+        """The prompt's text; None for a prompt of token ids without a tokenizer."""
+        return self.prompt_text.read()
 
     def add(self, update: "TextUpdate") -> None:
         """Adds new tokens and text of one sequence."""
@@ -122,7 +150,7 @@ class RequestOutput:
         ]
         return RequestOutput(
             request_id=self.request_id,
-            prompt=self.prompt,
+            prompt_text=self.prompt_text,
             prompt_token_ids=self.prompt_token_ids,
             outputs=outputs,
             prompt_logprobs=self.prompt_logprobs,
