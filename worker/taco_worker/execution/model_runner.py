@@ -27,7 +27,7 @@ from taco_worker.grammars.slot_matchers import SlotMatchers
 from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.processors.slot_processors import SlotProcessors, StepProcessors
-from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
+from taco_worker.sampling.logprobs import LogprobTable, OwnLogprobs, gather_logprobs
 from taco_worker.sampling.sampler import SampledRows, Sampler
 from taco_worker.sampling.slot_params import CHANGES_LOGITS, NO_LOGPROBS, Array, Feature
 from taco_worker.sampling.token_masks import TokenMasks
@@ -245,11 +245,13 @@ class ModelRunner:
             return None
         if (most := num_top.max()) > 0:
             return None
-        token_ids, values = self._model.forward_most_likely(
-            inputs, gives_logprobs=most != NO_LOGPROBS
-        )
-        table = None if values is None else self._own_logprobs(token_ids, values, num_top)
-        return StepPart(slots, token_ids, table, None)
+        if most == NO_LOGPROBS:
+            token_ids, _ = self._model.forward_most_likely(inputs)
+            return StepPart(slots, token_ids, None, None)
+        own = OwnLogprobs(num_top, self._transfers)
+        token_ids, values = self._model.forward_most_likely(inputs, gives_logprobs=True)
+        assert values is not None
+        return StepPart(slots, token_ids, own.table(token_ids, values), None)
 
     def _verify(
         self, rows: StepRows, inputs: ModelInput, chosen: IntArray, part: StepPart
@@ -377,15 +379,7 @@ class ModelRunner:
         if num_top.max() == NO_LOGPROBS:
             return self._model.most_likely(hidden, masks), None
         token_ids, values = self._model.most_likely_logprobs(hidden)
-        return token_ids, self._own_logprobs(token_ids, values, num_top)
-
-    def _own_logprobs(self, token_ids: Tensor, values: Tensor, num_top: Array) -> LogprobTable:
-        """The table of the most likely tokens, for the rows that want their log probabilities."""
-        chosen = token_ids.long().clamp(min=0)
-        if num_top.min() == NO_LOGPROBS:
-            (index,) = self._transfers.upload(np.flatnonzero(num_top != NO_LOGPROBS))
-            chosen, values = chosen[index], values[index]
-        return LogprobTable(chosen[:, None], values[:, None], torch.ones_like(chosen), num_top)
+        return token_ids, OwnLogprobs(num_top, self._transfers).table(token_ids, values)
 
     def _prompt_logprobs(self, rows: PromptLogprobRows, hidden: Tensor) -> PromptLogprobs:
         """Log probabilities of the tokens of `rows`; row i of `hidden` predicts token i."""

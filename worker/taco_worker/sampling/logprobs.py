@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from taco_proto.logprobs import LogprobColumns
+from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.slot_params import NO_LOGPROBS, Array
 
@@ -20,7 +21,7 @@ class LogprobTable:
     """One row per position: the token itself, then the top tokens or the listed ones.
 
     Attributes:
-        token_ids: int64 [num_rows, width].
+        token_ids: integers [num_rows, width]; negative in rows whose step failed.
         logprobs: float32 [num_rows, width].
         ranks: int64 [num_rows], of the token itself; [num_rows, width] if tokens are listed.
         num_top: int [num_rows], the number of other tokens requested; NO_LOGPROBS: the position
@@ -40,7 +41,8 @@ class LogprobTable:
         token_ids, logprobs, token_ranks = (next(arrived).numpy() for _ in range(3))
         num_entries = np.where(self.num_top == NO_LOGPROBS, 0, self.num_top + 1)
         if token_ids.shape[1] == 1:
-            return LogprobColumns(num_entries, token_ids[:, 0], logprobs[:, 0], token_ranks)
+            own_ids = np.maximum(token_ids[:, 0], 0)
+            return LogprobColumns(num_entries, own_ids, logprobs[:, 0], token_ranks)
         num_top = self.num_top[self.num_top != NO_LOGPROBS]
         entries = np.arange(token_ids.shape[1])
         wanted = entries <= num_top[:, np.newaxis]
@@ -54,6 +56,30 @@ class LogprobTable:
             logprobs=logprobs[wanted],
             ranks=ranks[wanted],
         )
+
+
+class OwnLogprobs:
+    """Makes the table of most likely tokens whose rows want their own log probabilities alone.
+
+    What needs no tokens is done before the model runs: after it, the CPU's caches hold none of the
+    host's code and data.
+    """
+
+    def __init__(self, num_top: Array, transfers: Transfers) -> None:
+        """`num_top`: as in `LogprobTable`, at most 0, and not NO_LOGPROBS in every row."""
+        self._num_top = num_top
+        self._index: Tensor | None = None
+        count = num_top.size
+        if num_top.min() == NO_LOGPROBS:
+            rows = np.flatnonzero(num_top != NO_LOGPROBS)
+            (self._index,), count = transfers.upload(rows), rows.size
+        (self._ranks,) = transfers.upload(np.ones(count, np.int64))
+
+    def table(self, token_ids: Tensor, values: Tensor) -> LogprobTable:
+        """`token_ids`, `values`: [num_top.size], of all rows."""
+        if self._index is not None:
+            token_ids, values = token_ids[self._index], values[self._index]
+        return LogprobTable(token_ids[:, None], values[:, None], self._ranks, self._num_top)
 
 
 def gather_logprobs(
