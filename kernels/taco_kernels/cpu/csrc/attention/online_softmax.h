@@ -10,7 +10,6 @@
 
 namespace TACO_ISA {
 
-constexpr float LOG2_E = 1.44269504f;
 // Lower than every unmasked score. Finite, so that differences are not NaN.
 constexpr float NO_SCORE = -1e38f;
 

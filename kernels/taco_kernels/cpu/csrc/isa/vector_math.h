@@ -11,6 +11,8 @@
 
 namespace TACO_ISA {
 
+constexpr float LOG2_E = 1.44269504f;
+
 inline F32 negate(F32 x) { return sub(zero(), x); }
 // NaN stays NaN.
 inline F32 abs(F32 x) { return as_float(bit_and(as_bits(x), set1_i32(0x7fffffff))); }
@@ -25,14 +27,13 @@ inline F32 polynomial(F32 x, float highest, Rest... rest) {
 
 // exp for arguments that are at most 88, where it cannot overflow.
 inline F32 exp_bounded(F32 x) {
-    constexpr float log2_e = 1.44269504f;
     // ln 2 in two parts (Cody and Waite); n * the first is exact.
     constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
     constexpr float underflow = -87.3365479f;
 
     // Instructions whose results underflow take a hundred times as long. NaN stays NaN.
     const F32 limited = max(set1(-87.3365402f), x);
-    const F32 n = round_to_even(mul(limited, set1(log2_e)));
+    const F32 n = round_to_even(mul(limited, set1(LOG2_E)));
     const F32 r = fma(n, set1(-ln2_low), fma(n, set1(-ln2_high), limited));
     const F32 tail = polynomial(r, 1.38144311e-3f, 8.36879667e-3f, 4.16683964e-2f, 1.66665196e-1f,
                                 4.99999940e-1f);
@@ -121,7 +122,7 @@ inline F32 reciprocal_for_bf16(F32 x) {
 // products of numbers that were rounded to bf16 (2e-3) or fewer bits.
 inline F32 silu_for_bf16(F32 x) {
     // 2^n is exp(-x), limited so that the reciprocal is a normal number. NaN stays NaN.
-    const F32 n = limit_exponent(min(set1(120), mul(x, set1(-1.44269504f))));
+    const F32 n = limit_exponent(min(set1(120), mul(x, set1(-LOG2_E))));
     const F32 fractional =
         polynomial(fraction(n), 1.3426686e-2f, 5.2242473e-2f, 2.4128021e-1f, 6.9304484e-1f, 1);
     return mul(x, reciprocal_for_bf16(add(set1(1), mul_floor_pow2(fractional, n))));

@@ -21,7 +21,9 @@ inline PartialSum partial_sum(const F32 (&logits)[PARTIAL_SUM_PANELS]) {
     for (const F32& each : logits) greatest = max(each, greatest);
     const float maximum = reduce_max(greatest);
     F32 sum = zero();
-    for (const F32& each : logits) sum = add(sum, exp_bounded(sub(each, set1(maximum))));
+    for (const F32& each : logits) {
+        sum = add(sum, exp2(mul(sub(each, set1(maximum)), set1(LOG2_E))));
+    }
     return {maximum, reduce_add(sum)};
 }
 
