@@ -7,7 +7,7 @@
 //
 // Rows pass through the L1 cache (tileloaddt1); weights stay in it while all rows use them, and the
 // next part's are fetched meanwhile, a slice beside each 32 rows. Up to 32 rows need no parts: the
-// sums stay in tiles over all k. Then the weights pass through, as one stream, and the rows may stay.
+// sums stay in tiles over all k. There the weights pass through, as one stream, and rows may stay.
 //
 // A part of a matrix of codes is decoded before its quads, which then find it in the L1 cache; so
 // there are parts for any number of rows.
