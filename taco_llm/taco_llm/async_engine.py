@@ -179,10 +179,11 @@ class AsyncLLMEngine:
         updates = text_engine.generate(
             token_ids, request, sum_logprobs=sum_logprobs, in_bulk=in_bulk
         )
+        token_ids = list(token_ids)  # the caller may change theirs
         output = RequestOutput(
             request_id=request_id,
-            prompt_text=self._prompt_text(text, prompt_token_ids := list(token_ids)),
-            prompt_token_ids=prompt_token_ids,
+            prompt_text=self._prompt_text(text, token_ids),
+            prompt_token_ids=token_ids,
             outputs=[CompletionOutput(index) for index in range(params.n)],
         )
         running = RunningRequest(output, updates)

@@ -67,8 +67,10 @@ class PromptText:
         self._decode = decode
 
     def read(self) -> str | None:
-        if self._decode is not None:
-            self._text, self._decode = self._decode(), None
+        decode = self._decode  # another thread may read too
+        if decode is not None:
+            self._text = decode()
+            self._decode = None
         return self._text
 
     def __repr__(self) -> str:
@@ -84,7 +86,7 @@ class RequestOutput:
 
     Attributes:
         request_id: the id of the request.
-        prompt_text: its `prompt`.
+        prompt_text: the prompt's text, which `prompt` reads.
         prompt_token_ids: the prompt's tokens.
         prompt_logprobs: one entry per prompt token, None for the first token; None unless the
             request asked for them.
