@@ -23,23 +23,29 @@ class LogprobTable:
     Attributes:
         token_ids: integers [num_rows, width]; negative in rows whose step failed.
         logprobs: float32 [num_rows, width].
-        ranks: int64 [num_rows], of the token itself; [num_rows, width] if tokens are listed.
+        ranks: int64 [num_rows], of the token itself; [num_rows, width] if tokens are listed. None:
+            each row has its most likely token alone.
         num_top: int [num_rows], the number of other tokens requested; NO_LOGPROBS: the position
             has no row in this table.
     """
 
     token_ids: Tensor
     logprobs: Tensor
-    ranks: Tensor
+    ranks: Tensor | None
     num_top: Array
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.token_ids, self.logprobs, self.ranks
+    def tensors(self) -> list[Tensor]:
+        ranks = [] if self.ranks is None else [self.ranks]
+        return [self.token_ids, self.logprobs, *ranks]
 
     def columns(self, arrived: Iterator[Tensor]) -> LogprobColumns:
-        """Build the columns; `arrived` yields the three tensors on the host, in their order."""
-        token_ids, logprobs, token_ranks = (next(arrived).numpy() for _ in range(3))
+        """Build the columns; `arrived` yields the tensors on the host, in their order."""
+        token_ids, logprobs = (next(arrived).numpy() for _ in range(2))
         num_entries = np.where(self.num_top == NO_LOGPROBS, 0, self.num_top + 1)
+        if self.ranks is None:
+            token_ranks = np.ones(len(token_ids), np.int64)
+        else:
+            token_ranks = next(arrived).numpy()
         if token_ids.shape[1] == 1:
             own_ids = np.maximum(token_ids[:, 0], 0)
             return LogprobColumns(num_entries, own_ids, logprobs[:, 0], token_ranks)
@@ -69,17 +75,14 @@ class OwnLogprobs:
         """`num_top`: as in `LogprobTable`, at most 0, and not NO_LOGPROBS in every row."""
         self._num_top = num_top
         self._index: Tensor | None = None
-        count = num_top.size
         if num_top.min() == NO_LOGPROBS:
-            rows = np.flatnonzero(num_top != NO_LOGPROBS)
-            (self._index,), count = transfers.upload(rows), rows.size
-        (self._ranks,) = transfers.upload(np.ones(count, np.int64))
+            (self._index,) = transfers.upload(np.flatnonzero(num_top != NO_LOGPROBS))
 
     def table(self, token_ids: Tensor, values: Tensor) -> LogprobTable:
         """`token_ids`, `values`: [num_top.size], of all rows."""
         if self._index is not None:
             token_ids, values = token_ids[self._index], values[self._index]
-        return LogprobTable(token_ids[:, None], values[:, None], self._ranks, self._num_top)
+        return LogprobTable(token_ids[:, None], values[:, None], None, self._num_top)
 
 
 def gather_logprobs(
