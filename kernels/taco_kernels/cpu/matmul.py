@@ -201,6 +201,9 @@ def multiply(
 
     Returns:
         float32 [count, n], or [count, n / 2] for a gated pair; or as `empty_operands`.
+
+    Raises:
+        ValueError: the rows do not fit the matrix, or the memory or activation does not fit them.
     """
     call = ProductCall(kernels, rows, matrix, **options)
     multiply_in_turn(kernels, [call])

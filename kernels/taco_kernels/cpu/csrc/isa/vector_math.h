@@ -29,10 +29,11 @@ inline F32 polynomial(F32 x, float highest, Rest... rest) {
 inline F32 exp_bounded(F32 x) {
     // ln 2 in two parts (Cody and Waite); n * the first is exact.
     constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
-    constexpr float underflow = -87.3365479f;
+    // The least argument with a normal result, and the next float below it.
+    constexpr float least = -87.3365402f, underflow = -87.3365479f;
 
     // Instructions whose results underflow take a hundred times as long. NaN stays NaN.
-    const F32 limited = max(set1(-87.3365402f), x);
+    const F32 limited = max(set1(least), x);
     const F32 n = round_to_even(mul(limited, set1(LOG2_E)));
     const F32 r = fma(n, set1(-ln2_low), fma(n, set1(-ln2_high), limited));
     const F32 tail = polynomial(r, 1.38144311e-3f, 8.36879667e-3f, 4.16683964e-2f, 1.66665196e-1f,
