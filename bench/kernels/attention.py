@@ -103,6 +103,8 @@ def main() -> None:
     parser.add_argument("--shared", type=int, default=0, help="decodes share this many tokens")
     parser.add_argument("--without-torch", action="store_true", help="do not time torch's SDPA")
     args = parser.parse_args()
+    if args.shared < 0:
+        parser.error("--shared must not be negative")
     if args.shared and not args.without_torch:
         parser.error("torch cannot share blocks: give --without-torch")
     if args.shared and args.save:
@@ -207,14 +209,10 @@ def paged_calls(
 ) -> list[Callable[[], Tensor]]:
     """Returns one call per layer."""
     batch, context = shape.batch, shape.context
-    blocks_each = -(-context // BLOCK_SIZE)
+    tables = block_tables(shape)
     cache = PagedKV.allocate(
-        batch * blocks_each, KVFormat(dtype), BLOCK_SIZE, [heads.entry] * num_layers
+        tables.numel(), KVFormat(dtype), BLOCK_SIZE, [heads.entry] * num_layers
     )
-    order = torch.randperm(batch * blocks_each, generator=torch.Generator().manual_seed(0))
-    tables = order.int().view(batch, blocks_each)
-    num_shared = shape.num_shared // BLOCK_SIZE
-    tables[:, :num_shared] = tables[0, :num_shared].clone()
     for sequence in range(batch):
         whole = make_batch(1, context, context, tables[sequence : sequence + 1])
         entry = heads.entry
@@ -228,6 +226,16 @@ def paged_calls(
     return [
         AttentionCall(kernels, query, cache, step, layer, options) for layer in range(num_layers)
     ]
+
+
+def block_tables(shape: Shape) -> Tensor:
+    """Returns the block table of each sequence, int32 [batch, blocks of a sequence], shuffled."""
+    blocks_each = -(-shape.context // BLOCK_SIZE)
+    order = torch.randperm(shape.batch * blocks_each, generator=torch.Generator().manual_seed(0))
+    tables = order.int().view(shape.batch, blocks_each)
+    num_shared = shape.num_shared // BLOCK_SIZE
+    tables[:, :num_shared] = tables[0, :num_shared].clone()
+    return tables
 
 
 def make_batch(num_seqs: int, context: int, num_new: int, tables: Tensor) -> PagedBatch:
