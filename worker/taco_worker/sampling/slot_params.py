@@ -172,7 +172,6 @@ class SlotSamplingParams:
             Feature.LOGPROBS: self.logprobs[slot] != NO_LOGPROBS,
             Feature.LOGPROB_TOKEN_IDS: self._gives_logprobs
             and self.logprob_token_ids[slot].size > 0,
-            Feature.LOGPROBS: self.logprobs[slot] != NO_LOGPROBS,
             Feature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
             Feature.ALLOWED_TOKENS: self.allowed_token_ids[slot].size > 0,
             Feature.BAD_WORDS: self.bad_words[slot].last.size > 0,
