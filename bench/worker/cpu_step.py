@@ -220,7 +220,7 @@ def join(count: int, prompt_len: int) -> StepPlan:
         token_ids=rng.integers(0, LOWEST_VOCAB_SIZE, count * prompt_len, dtype=np.int32),
         num_blocks=each(blocks),
         block_ids=np.arange(count * blocks, dtype=np.int32),
-        sampling=(SamplingParams(temperature=0.0, seed=0),) * count,
+        sampling=(SamplingParams(temperature=0.0, seed=0, logprobs=0),) * count,
     )
     return StepPlan(
         epoch=1, step_id=0, slots=joined.slots, num_tokens=each(prompt_len), joined=joined

@@ -212,9 +212,10 @@ def test_writes_operands_of_the_next_product(cpu_kernels: CpuKernels) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize("count", [1, 9, 30, 40])
 def test_argmax(cpu_kernels: CpuKernels, dtype: torch.dtype, count: int) -> None:
     x, w = numbers(count, 24), numbers(203, 24, seed=1)
+    x[count // 2, 5] = 50  # in int8 an outlier
     w[150:] = w[50:103]  # ties: the first must win
     matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
     rows = EncodedRows(cpu_kernels, x, dtype)
@@ -328,12 +329,13 @@ def test_argmax_logprobs_are_the_bits_of_stored_logits(
     cpu_kernels: CpuKernels, dtype: torch.dtype
 ) -> None:
     """A request's log probabilities do not depend on what other requests of the step ask for."""
-    x, matrix = numbers(9, 24), PackedMatrix.from_tensor(cpu_kernels, numbers(1100, 24), dtype)
+    x, matrix = numbers(21, 24), PackedMatrix.from_tensor(cpu_kernels, numbers(1100, 24), dtype)
+    x[4, 5] = 50  # in int8 an outlier
     rows = EncodedRows(cpu_kernels, x, dtype)
     logits = multiply(cpu_kernels, rows, matrix)
     token_ids = multiply_argmax(cpu_kernels, rows, matrix).long().numpy()
 
-    _, values, _ = gather_logprobs(cpu_kernels, logits, token_ids, np.zeros(9, dtype=np.int32))
+    _, values, _ = gather_logprobs(cpu_kernels, logits, token_ids, np.zeros(21, dtype=np.int32))
 
     assert torch.equal(argmax_logprobs(cpu_kernels, x, matrix), torch.from_numpy(values[:, 0]))
 
