@@ -38,7 +38,7 @@ constexpr int64_t CACHED_BYTES = 950 * 1024;
 // Where the rows of a block have more bytes than this, it computes range by range of k, and its
 // sums wait in memory. Not with many columns: their sums would take longer than the rows.
 constexpr int64_t MOST_UNCUT_BYTES = 600 * 1024, RANGE_STEPS = 38;
-constexpr int64_t FEW_ROWS = 128, MOST_UNCUT_BYTES_OF_FEW = 1300 * 1024, RANGE_STEPS_OF_FEW = 64;
+constexpr int64_t FEW_ROWS = 128, MOST_UNCUT_BYTES_OF_FEW = 600 * 1024, RANGE_STEPS_OF_FEW = 76;
 constexpr int64_t MOST_CUT_COLUMNS = 4096, MOST_CUT_PANELS = 64;
 
 // When the sums of a block are finished.
