@@ -206,12 +206,14 @@ def peers_table(results: Path) -> Iterator[str]:
 
 
 def _peers_of_isa(records: Sequence[Record]) -> Iterator[str]:
-    yield "| workload | figure | engine | TACO | peer | ratio (95% interval) | goal | | run |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    columns = "model", "workload", "figure", "engine", "TACO", "peer", "ratio (95% interval)"
+    yield f"| {' | '.join(columns)} | goal | | run |"
+    yield f"|{'---|' * 10}"
     for number, record in enumerate(records, 1):
-        for verdict in verdicts(record["figures"]):
-            shape = record["figures"]["workloads"][verdict.workload]["shape"]
-            yield _peers_row(verdict, shape, number)
+        figures = record["figures"]
+        for verdict in verdicts(figures):
+            shape = figures["workloads"][verdict.workload]["shape"]
+            yield _peers_row(figures["model"], verdict, shape, number)
     yield ""
     for number, record in enumerate(records, 1):
         yield from wrapped(f"{number}. ", _run_note(record))
@@ -258,7 +260,7 @@ def _of_experts(layer: Record) -> tuple[str, str, str]:
     return layer["model"], layer["type"], layer["isa"]
 
 
-def _peers_row(verdict: Verdict, shape: str, run: int) -> str:
+def _peers_row(model: str, verdict: Verdict, shape: str, run: int) -> str:
     interval = verdict.interval
     peer = ratio = "–"
     if verdict.theirs is not None:
@@ -267,6 +269,7 @@ def _peers_row(verdict: Verdict, shape: str, run: int) -> str:
     if interval is not None:
         ratio = f"{interval.ratio:.2f} ({interval.low:.2f}–{interval.high:.2f})"
     cells = (
+        model,
         _ALONE.get(verdict.workload) or describe(shape),
         _UNITS[verdict.figure],
         verdict.ours,

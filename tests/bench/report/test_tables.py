@@ -76,7 +76,8 @@ def test_a_row_of_a_run(results: Path) -> None:
     lines = list(peers_table(results))
     assert lines[0] == "### AVX-512"
     assert lines[4] == (
-        "| 1 stream, 128 in / 128 out | TPOT, ms | taco | 38.0 | 45.0 (openvino, best of 2) "
+        "| qwen2-0.5b | 1 stream, 128 in / 128 out | TPOT, ms | taco | 38.0 "
+        "| 45.0 (openvino, best of 2) "
         "| 0.84 (0.80–0.89) | ≤ 0.85 | met | 1 |"
     )
     assert lines[-1] == (
@@ -100,7 +101,7 @@ def test_one_peer_is_not_called_the_best(results: Path) -> None:
 def test_only_text_between_the_marks_is_replaced(results: Path) -> None:
     page = "before\n<!-- table: peers -->\nold\n<!-- end of table -->\nafter | cells |\n"
     written = with_tables(page, results)
-    assert written.startswith("before\n<!-- table: peers -->\n\n### AVX-512\n\n| workload |")
+    assert written.startswith("before\n<!-- table: peers -->\n\n### AVX-512\n\n| model |")
     assert written.endswith("\n\n<!-- end of table -->\nafter | cells |\n")
     assert "old" not in written
     assert with_tables(written, results) == written
