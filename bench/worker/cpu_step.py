@@ -26,7 +26,6 @@ from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import ModelInput, StepModel
-from taco_worker.sampling.token_masks import TokenMasks
 from taco_worker.worker import Worker
 
 MAX_MODEL_LEN = 2048
@@ -57,17 +56,18 @@ class TimedModel:
         self.layers = 1e3 * (time.perf_counter() - begun)
         return hidden
 
-    def most_likely(self, hidden: Tensor, masks: TokenMasks | None = None) -> Tensor:
+    def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         begun = time.perf_counter()
-        token_ids = self._model.most_likely(hidden, masks)
+        found = self._model.most_likely_logprobs(hidden)
         self.last_stage = 1e3 * (time.perf_counter() - begun)
-        return token_ids
+        return found
 
     def forward_most_likely(
         self, inputs: ModelInput, *, gives_logprobs: bool = False
-    ) -> tuple[Tensor, None]:
-        """Two calls, so that both are timed; no sequence has log probabilities."""
-        return self.most_likely(self.forward(inputs)), None
+    ) -> tuple[Tensor, Tensor]:
+        """Two calls, so that both are timed; all sequences ask for log probabilities."""
+        assert gives_logprobs
+        return self.most_likely_logprobs(self.forward(inputs))
 
 
 def main() -> None:
@@ -175,7 +175,7 @@ def execute(worker: Worker, plan: StepPlan) -> float:
 
 def run_alone(timed: TimedModel, inputs: ModelInput) -> dict[str, float]:
     """Runs a step of the model without the worker around it."""
-    timed.most_likely(timed.forward(inputs))
+    timed.most_likely_logprobs(timed.forward(inputs))
     whole = timed.layers + timed.last_stage
     return {"whole": whole, "layers": timed.layers, "last": timed.last_stage, "host": 0.0}
 
