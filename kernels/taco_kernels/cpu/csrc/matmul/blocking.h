@@ -38,7 +38,7 @@ constexpr int64_t CACHED_BYTES = 950 * 1024;
 // Where the rows of a block have more bytes than this, it computes range by range of k, and its
 // sums wait in memory. Not with many columns: their sums would take longer than the rows.
 constexpr int64_t MOST_UNCUT_BYTES = 600 * 1024, RANGE_STEPS = 38;
-constexpr int64_t FEW_ROWS = 128, MOST_UNCUT_BYTES_OF_FEW = 600 * 1024, RANGE_STEPS_OF_FEW = 76;
+constexpr int64_t FEW_ROWS = 128, RANGE_STEPS_OF_FEW = 76;
 constexpr int64_t MOST_CUT_COLUMNS = 4096, MOST_CUT_PANELS = 64;
 
 // When the sums of a block are finished.
@@ -119,10 +119,9 @@ private:
     }
     // Chooses ranges of about equal length; returns whether there are several.
     bool cut_ranges(int64_t row_bytes) {
-        const bool is_few = rows <= FEW_ROWS;
-        const int64_t most_bytes = is_few ? MOST_UNCUT_BYTES_OF_FEW : MOST_UNCUT_BYTES;
-        if (rows * row_bytes <= most_bytes) return false;
-        const int64_t num_ranges = ceil_div(range_steps, is_few ? RANGE_STEPS_OF_FEW : RANGE_STEPS);
+        if (rows * row_bytes <= MOST_UNCUT_BYTES) return false;
+        const int64_t most_steps = rows <= FEW_ROWS ? RANGE_STEPS_OF_FEW : RANGE_STEPS;
+        const int64_t num_ranges = ceil_div(range_steps, most_steps);
         range_steps = ceil_div(range_steps, num_ranges);
         return num_ranges > 1;
     }
