@@ -206,6 +206,7 @@ def blocks_each(count: int) -> int:
 
 
 def join(count: int, prompt_len: int) -> StepPlan:
+    """Sequences that ask for log probabilities, as those of `LLM`."""
     blocks = blocks_each(count)
     rng = np.random.default_rng(0)
 
