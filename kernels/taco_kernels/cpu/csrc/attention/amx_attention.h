@@ -254,7 +254,6 @@ private:
 
     // Two tiles of rows for each step, in one piece.
     static void set_tile_order(QuadProduct& product) {
-        product.row_bytes = 64;
         product.row_step_bytes = 2 * TILE_BYTES;
         product.lower_rows = TILE_BYTES;
     }

@@ -37,12 +37,12 @@ struct QuadSums {
 };
 
 struct QuadProduct {
-    const void* rows;        // the tile of the first step of the upper sixteen rows
-    int64_t row_bytes;       // from one row to the next
-    int64_t row_step_bytes;  // from one step to the next
-    int64_t lower_rows;      // bytes to the lower sixteen rows
-    const void* panels;      // the tile of the first step; a panel's tiles are adjacent
-    int64_t panel_bytes;     // to the second panel
+    const void* rows;                     // the tile of the first step of the upper sixteen rows
+    int64_t row_bytes = 64;               // from one row to the next
+    int64_t row_step_bytes = TILE_BYTES;  // from one step to the next
+    int64_t lower_rows;                   // bytes to the lower sixteen rows
+    const void* panels;   // the tile of the first step; a panel's tiles are adjacent
+    int64_t panel_bytes;  // to the second panel
     int64_t steps;
     QuadSums from;  // null data: zeros
     QuadSums to;

@@ -62,8 +62,7 @@ private:
 #pragma GCC unroll 4
         for (int64_t i = 0; i < PARTIAL_SUM_PANELS; ++i) {
             if constexpr (IS_INT8) {
-                const F32 scale = mul(set1(row_scales_[row].scale), load(scales_ + i * PANEL));
-                logits[i] = mul(to_float(load_i32(sums + i * stride_)), scale);
+                logits[i] = scaled(sums + i * stride_, row_scales_[row].scale, scales_ + i * PANEL);
             } else {
                 logits[i] = load(sums + i * stride_);
             }
@@ -160,8 +159,6 @@ private:
         const auto* weights = static_cast<const char*>(matrix_.panel(panel));
         QuadProduct product{};
         product.rows = rows_.data;
-        product.row_bytes = 64;
-        product.row_step_bytes = TILE_BYTES;
         product.lower_rows = operand_offset(Tiles::TYPE, TILE_ROWS, rows_.stride, 0);
         product.panels = weights;
         product.panel_bytes = matrix_.panel_bytes();

@@ -114,8 +114,6 @@ private:
         part.slot = sums_ + (keeps_all_ ? panel : 0) * stride;
         QuadProduct& product = part.product;
         product.rows = static_cast<const char*>(block_.operands) + steps.begin * TILE_BYTES;
-        product.row_bytes = 64;
-        product.row_step_bytes = TILE_BYTES;
         product.lower_rows = group_bytes_;
         product.panels =
             block_.codes ? reinterpret_cast<const char*>(decoded_[0]) : weights(panel, steps.begin);

@@ -20,6 +20,11 @@ struct SegmentTree {
     bool is_last = true;
 };
 
+// The products of a row with a panel of int8, as floats.
+inline F32 scaled(const int32_t* sums, float row_scale, const float* scales) {
+    return mul(to_float(load_i32(sums)), mul(set1(row_scale), load(scales)));
+}
+
 // `Item`: of sums, float or int32_t.
 template <RowEpilogue KIND, class Item, bool HAS_SEGMENTS>
 class QuadRows {
@@ -118,10 +123,6 @@ public:
     }
 
 private:
-    static F32 scaled(const int32_t* sums, float row_scale, const float* scales) {
-        return mul(to_float(load_i32(sums)), mul(set1(row_scale), load(scales)));
-    }
-
     // Never inlined: rows without outliers do not pay for its registers.
     [[gnu::noinline]] void add_part(const RowScale& scale, const OutlierRange& range,
                                     Item* sums) const {

@@ -210,8 +210,6 @@ private:
             QuadProduct product{};
             product.rows = static_cast<const char*>(block_.operands) +
                            row / TILE_ROWS * row_group_bytes_ + step * TILE_BYTES;
-            product.row_bytes = 64;
-            product.row_step_bytes = TILE_BYTES;
             product.lower_rows = row_group_bytes_;
             product.panels = decoded_->tiles(0) + (step - part.begin) * TILE_BYTES;
             product.panel_bytes = PART_TILE_STEPS * TILE_BYTES;
