@@ -71,7 +71,7 @@ class EngineProcess:
             stderr=self._log,
             text=True,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | spec.environment,
+            env=_environment(spec),
         )
         self.tree = ProcessTree(self._process.pid)
         self.idle_cpu_share = 0.0
@@ -156,3 +156,10 @@ class EngineProcess:
         self._log.seek(0)
         last_lines = self._log.read().decode(errors="replace").splitlines()[-15:]
         return EngineError("\n".join([f"{self.spec.name}: {text}", *last_lines]))
+
+
+def _environment(spec: EngineSpec) -> dict[str, str]:
+    """Python may keep compiled modules: pip has compiled those of peers, but not a checkout's."""
+    found = os.environ | {"PYTHONPATH": str(ROOT)} | spec.environment
+    found.pop("PYTHONDONTWRITEBYTECODE", None)
+    return found

@@ -50,9 +50,14 @@ def test_engines_take_turns(catalogue: Catalogue) -> None:
     assert turns == ["taco", "taco-http", "taco-http", "taco"]
 
 
-def test_a_start_uses_a_new_process(catalogue: Catalogue) -> None:
+def test_a_start_uses_a_new_process_and_compiled_modules(
+    catalogue: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     specs = [catalogue.find("taco", prefix_cache=False)]
     assert start_seconds(specs, 1, print)["taco"][0] > 0
+    assert list(tmp_path.rglob("async_engine.*.pyc"))
 
 
 def test_an_engine_that_cannot_start_says_why(catalogue: Catalogue) -> None:
