@@ -127,7 +127,7 @@ def check_activations(config: WorkerConfig, model: ModelConfig) -> None:
         ConfigurationError: it contradicts the model or the other settings.
     """
     wanted = config.model
-    if not runs_on_cpu(config.device) or wanted.load_format in LOAD_FORMATS_WITHOUT_CODES:
+    if not runs_on_cpu(config.device) or model.files.load_format in LOAD_FORMATS_WITHOUT_CODES:
         return
     dtype = _cpu_dtype(wanted, model)
     try:

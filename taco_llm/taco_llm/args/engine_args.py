@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from taco_llm.args.compatibility import takes_compatibility_arguments
@@ -16,7 +15,6 @@ from taco_llm.args.speculation_args import SpeculationArgs
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.devices.gpu_presence import runs_on_cpu
-from taco_worker.models.converted.header import is_converted
 from taco_worker.quant.registry import quantization_names
 
 _MODEL = (GATEWAY, WORKER)
@@ -138,10 +136,11 @@ class EngineArgs(DeviceArgs):
         is_advanced=True,
     )
     load_format: str = flag(
-        "Format of the weight files: auto prefers safetensors and falls back to .bin files; pt "
-        "loads only .bin files; npcache (or np-cache) keeps their tensors as NumPy files beside "
-        "them; safetensors loads only safetensors; mistral loads consolidated*.safetensors with "
-        "Mistral's names; gguf loads .gguf files; sharded_state maps what taco_llm convert wrote; "
+        "Format of the weight files: auto takes what taco_llm convert wrote, else safetensors, else "
+        ".bin files; pt loads only .bin files; npcache (or np-cache) keeps their tensors as NumPy "
+        "files beside them; safetensors loads only safetensors; mistral loads "
+        "consolidated*.safetensors with Mistral's names; gguf loads .gguf files; sharded_state maps "
+        "what taco_llm convert wrote; "
         "tensorizer reads model.tensors, which CoreWeave's tensorizer wrote; "
         "bitsandbytes means --quantization bitsandbytes; dummy makes random weights for profiling.",
         _WORKER,
@@ -180,9 +179,9 @@ class EngineArgs(DeviceArgs):
     )
     quantized_activations: str = flag(
         "Number format of activations in products with the 4-bit and 8-bit integer weights of a "
-        "quantized checkpoint, on a CPU. auto uses int8 for weights in groups of a multiple of 64 "
-        "columns, and bfloat16 for others; int8 fails where a matrix has others. bfloat16 is "
-        "slower, and more exact where channels have outliers.",
+        "quantized checkpoint, on a CPU. auto uses int8 for weights in groups of a multiple of 16 "
+        "columns (with AMX: of 64, and without minima), and bfloat16 for others; int8 fails where a "
+        "matrix has others. bfloat16 is slower, and more exact where channels have outliers.",
         _WORKER,
         default="auto",
         choices=("auto", "int8", "bfloat16"),
@@ -433,8 +432,6 @@ class EngineArgs(DeviceArgs):
             model=ModelConfig(
                 model=model,
                 download_dir=self.download_dir,
-                # Only the weights of a converted directory need another format than auto.
-                load_format="sharded_state" if is_converted(Path(model)) else "auto",
                 quantization=self.speculative_model_quantization,
                 seed=self.seed,
             ),

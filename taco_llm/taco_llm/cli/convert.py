@@ -22,10 +22,9 @@ def add_parser(subparsers: Subparsers) -> None:
         usage="taco_llm convert MODEL --out DIR [options]",
         help="Write a model's weights packed for this CPU, which start at once.",
         description="Packs a model's weights for this CPU's instruction set, and writes them to a "
-        "new directory with the model's configuration and tokenizer. `taco_llm serve DIR "
-        "--load-format sharded_state` maps them: nothing is converted or copied at the start, and "
-        "workers on one machine share the memory. Convert again after an update of TACO, and for "
-        "another instruction set.",
+        "new directory with the model's configuration and tokenizer. `taco_llm serve DIR` maps "
+        "them: nothing is converted or copied at the start, and workers on one machine share the "
+        "memory. Convert again after an update of TACO, and for another instruction set.",
     )
     parser.add_argument(
         "model", metavar="MODEL", help="Directory of a model, hub id, or a bundled model."
@@ -53,5 +52,5 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     print(f"{out}: {size / 2**20:.0f} MiB of packed matrices")
-    print(f"serve it with: taco_llm serve {out} --load-format sharded_state")
+    print(f"serve it with: taco_llm serve {out}")
     return 0

@@ -56,7 +56,10 @@ def _load_on_torch(config: WorkerConfig, model: ModelConfig, transfers: Transfer
 
     wanted = config.model
     if model.files.load_format == "sharded_state":
-        raise ValueError("load format sharded_state needs the CPU kernels")
+        raise ValueError(
+            f"the weights in {model.files.directory} are converted for the CPU kernels, which do "
+            "not run here: serve the model that they were converted from"
+        )
     if wanted.quantize_lm_head:
         raise ValueError("quantize_lm_head needs the CPU kernels")
     if wanted.quantized_activations == "int8":
@@ -157,7 +160,7 @@ def check_codes(wanted: WantedModel, model: ModelConfig, dtype: torch.dtype) -> 
     Raises:
         ValueError: `quantized_activations` contradicts the model or the other settings.
     """
-    if wanted.load_format in LOAD_FORMATS_WITHOUT_CODES:
+    if model.files.load_format in LOAD_FORMATS_WITHOUT_CODES:
         return
     check_quantized_activations(
         wanted.quantized_activations,

@@ -88,13 +88,16 @@ def load_hf_config(
         hf_overrides: replace fields of the configuration; objects are merged.
         disable_sliding_window: limit sequences to the window, so that it never applies.
         quantization: the method, as `--quantization` takes it; None: the checkpoint's own.
-        load_format, tensorizer_file: of the weight files, whose headers tell what is quantized.
+        load_format, tensorizer_file: of the weight files, whose headers tell what is quantized;
+            auto finds converted weights too.
 
     Raises:
         ValueError: a file is missing, is not JSON or lacks a field, the architecture has no
             recipe, the checkpoint needs an option that no recipe supports, or its quantization is
             unknown or not the wanted one.
     """
+    if load_format == "auto" and is_converted(model_dir):
+        load_format = "sharded_state"
     files = CheckpointFiles(model_dir, load_format, tensorizer_file)
     file = config_file(model_dir, config_format)
     try:

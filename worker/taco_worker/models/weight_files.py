@@ -95,8 +95,8 @@ def find_weight_files(checkpoint: CheckpointFiles) -> list[Path]:
         return part_files(files[0])
     if is_converted(model_dir):
         raise ValueError(
-            f"the weights in {model_dir} are converted: they need --load-format sharded_state, "
-            f"not {load_format}"
+            f"the weights in {model_dir} are converted: they need --load-format auto, not "
+            f"{load_format}"
         )
     if load_format != "gguf" and (files := sorted(model_dir.glob("*.gguf"))):
         raise ValueError(

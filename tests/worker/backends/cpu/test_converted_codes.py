@@ -248,8 +248,6 @@ def test_a_method_is_refused_as_not_needed(tmp_path: Path, load_format: str) -> 
     out = convert(make(tmp_path, "int8-activations"), tmp_path / "out")
     wanted = ModelConfig(model=str(out), load_format=load_format, quantization="gptq")
     message = "the model directory is converted and needs no --quantization"
-    if load_format == "auto":
-        message = "are converted: they need --load-format sharded_state, not auto"
     with pytest.raises(ConfigurationError, match=message):
         check_model(wanted)
 

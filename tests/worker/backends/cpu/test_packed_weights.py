@@ -93,12 +93,20 @@ def test_the_command_makes_a_whole_model_directory(
     out = tmp_path / "out"
     flags = ["--out", str(out), "--quantization", "int8", "--num-threads", "1"]
     assert main(["convert", str(path), *flags]) == 0
-    assert f"taco_llm serve {out} --load-format sharded_state" in capsys.readouterr().out
+    assert f"taco_llm serve {out}\n" in capsys.readouterr().out
     assert {file.name for file in path.iterdir()} - {file.name for file in out.iterdir()} == {
         "model.safetensors"
     }
-    check_model(ModelConfig(model=str(out), load_format="sharded_state"))
-    assert torch.equal(logits(out, load_format="sharded_state"), logits(path, quantization="int8"))
+    assert check_model(ModelConfig(model=str(out))).files.load_format == "sharded_state"
+    assert torch.equal(logits(out), logits(path, quantization="int8"))
+
+
+@pytest.mark.parametrize("load_format", ["safetensors", "pt", "mistral", "gguf"])
+def test_converted_weights_have_no_other_format(tmp_path: Path, load_format: str) -> None:
+    out = convert(make_checkpoint(tmp_path / "model"), tmp_path / "out")
+    message = f"are converted: they need --load-format auto, not {load_format}"
+    with pytest.raises(ConfigurationError, match=message):
+        check_model(ModelConfig(model=str(out), load_format=load_format))
 
 
 def test_the_settings_of_a_quantization_are_not_copied(tmp_path: Path) -> None:
@@ -176,10 +184,9 @@ def test_contradictions_are_one_error(tmp_path: Path) -> None:
         logits(out, load_format="sharded_state", quantization="int8")
     with pytest.raises(ValueError, match="for the dtype float32, not bfloat16"):
         logits(out, load_format="sharded_state", dtype="bfloat16")
-    with pytest.raises(ValueError, match="sharded_state needs the CPU kernels"):
-        load_step_model(out, "torch", load_format="sharded_state")
+    with pytest.raises(ValueError, match="are converted for the CPU kernels, which do not run"):
+        load_step_model(out, "torch")
     with pytest.raises(ValueError, match="out is not empty: give a new directory"):
         convert(path, out)
-    wanted = ModelConfig(model=str(out), load_format="sharded_state")
     with pytest.raises(ValueError, match="load format sharded_state cannot be converted"):
-        convert_model(wanted, tmp_path / "more", lambda: kernels_of(NATIVE[-1], 1))
+        convert_model(ModelConfig(model=str(out)), tmp_path / "more", lambda: kernels_of(NATIVE[-1], 1))

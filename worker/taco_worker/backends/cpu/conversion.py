@@ -19,7 +19,7 @@ from taco_worker.models.checkpoint import find_checkpoint
 from taco_worker.models.code_segments import code_segments
 from taco_worker.models.converted.header import KV_CACHE_SETTINGS
 from taco_worker.models.dtypes import resolve_dtype
-from taco_worker.models.load_format import load_format_of
+from taco_worker.models.load_format import LOAD_FORMATS_WITHOUT_CODES
 from taco_worker.models.weight_loading import load_weights
 from taco_worker.quant.config_files import quantization_config
 from taco_worker.quant.registry import stored_as
@@ -45,9 +45,9 @@ def convert_model(
     Raises:
         ValueError: the model cannot be found, read or packed, or `out` cannot be written.
     """
-    if load_format_of(wanted) in ("sharded_state", "dummy"):
-        raise ValueError(f"load format {wanted.load_format} cannot be converted")
     model = find_checkpoint(wanted)
+    if model.files.load_format in LOAD_FORMATS_WITHOUT_CODES:
+        raise ValueError(f"load format {model.files.load_format} cannot be converted")
     kernels = start_kernels()
     if kernels is None:
         raise ValueError("taco_llm convert needs the CPU kernels, which are not available")
