@@ -38,7 +38,7 @@ install: $(STAMP) kernels train
 
 # Without them torch computes, which is slower: a machine without a compiler can still serve.
 kernels: $(SERVING)
-	@$(BIN)/python -m taco_kernels.build || echo "make: going on without the CPU kernels; torch takes their place" >&2
+	@$(BIN)/python -m taco_kernels.build || echo "make: warning: the CPU kernels were not built; torch computes, many times slower" >&2
 
 # The training side's libraries; it has no use without them.
 train: $(STAMP)

@@ -27,7 +27,8 @@ To see the flags in the terminal:
 - Flags can also be options of a YAML file, such as `port: 8000`. Name the file with
   `--config FILE`. Flags on the command line override the file.
 - A wrong flag ends the command with one line on standard error and exit code 2.
-- Flags of vLLM that TACO does not have are accepted: see the group `compatibility` of each command.
+- Flags of vLLM that TACO does not have are ignored or rejected: see the group `compatibility` of
+  each command.
 """
 
 # The titles of argparse's own groups.

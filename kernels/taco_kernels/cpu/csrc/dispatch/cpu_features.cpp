@@ -64,7 +64,7 @@ const char* missing_for_amx() {
     if (!bit(extended.edx, 24)) return "AMX";
     if (!bit(extended.edx, 22)) return "AMX bf16";
     if (!bit(extended.edx, 25)) return "AMX int8";
-    if (!saves(TILE_STATE) || !may_use_tiles()) return "the system's leave to use AMX";
+    if (!saves(TILE_STATE) || !may_use_tiles()) return "AMX in the operating system (Linux 5.16)";
     return nullptr;
 }
 
