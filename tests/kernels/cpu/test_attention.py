@@ -199,6 +199,20 @@ def test_a_zero_row_is_kept_by_int8(cpu_kernels: CpuKernels) -> None:
     assert not engine.cache.read(LAYER, engine.tables[0], 3)[1][1].any()
 
 
+@pytest.mark.parametrize("sink", [-200.0, 0.0, 50.0, 89.0, 1e4, torch.inf])
+def test_a_sink_far_from_the_scores(cpu_kernels: CpuKernels, sink: float) -> None:
+    """With equal scores, five values and a sink share the weight."""
+    cache = PagedKV.allocate(1, KVFormat(torch.float32), 16, [KVEntry(1, 16, 16)])
+    starts, length = torch.tensor([0, 5], dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
+    batch = PagedBatch(starts, length, torch.zeros(1, 1).int())
+    write_kv(cpu_kernels, cache, batch, 0, torch.zeros(5, 1, 16), torch.ones(5, 1, 16))
+    batch = PagedBatch(torch.tensor([0, 1], dtype=torch.int32), length, batch.block_tables)
+    options = AttentionOptions(1.0, sinks=torch.tensor([sink]))
+    out = paged_attention(cpu_kernels, torch.zeros(1, 1, 16), cache, batch, 0, options)
+    expected = 5 / (5 + torch.tensor(sink, dtype=torch.float64).exp())
+    torch.testing.assert_close(out, expected.float().expand(1, 1, 16), rtol=1e-5, atol=1e-36)
+
+
 def test_nothing_to_do(cpu_kernels: CpuKernels) -> None:
     engine = Engine(cpu_kernels, [Sequence(Model(), 1, 0)])
     engine.batch = PagedBatch(

@@ -123,7 +123,9 @@ inline void write_block(const Attention& attention, const QueryBlock& block,
         const float* values = total.values + r * total.padded_dim;
         float weight = total.weight[r];
         if (attention.sinks) {
-            weight += reduce_max(exp2(set1(attention.sinks[head] * LOG2_E - total.best[r])));
+            // A sink of 2^126 leaves nothing of the values; `exp2` overflows beyond.
+            const float above = attention.sinks[head] * LOG2_E - total.best[r];
+            weight += reduce_max(exp2(set1(std::min(above, 126.0f))));
         }
         const F32 factor = set1(entry.value_factor() / weight);
         if (attention.out_is_operand) {

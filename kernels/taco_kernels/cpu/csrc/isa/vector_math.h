@@ -49,7 +49,7 @@ inline F32 exp(F32 x) {
                        exp_bounded(x));
 }
 
-// 2^x for x up to 1: relative error below 2e-7, exactly 1 at 0. Results below the least normal
+// 2^x for x up to 126: relative error below 2e-7, exactly 1 at 0. Results below the least normal
 // number become 0, that number or one between.
 inline F32 exp2(F32 x) {
     x = limit_exponent(x);
