@@ -18,8 +18,6 @@
 
 namespace TACO_ISA {
 
-constexpr int64_t GROUP_ROWS = 2 * TILE_ROWS;
-
 // `Source` is the element type of the cache.
 template <class Source>
 class AmxAttention {
@@ -40,16 +38,16 @@ public:
         float* total;         // SpanSums
 
         Scratch(Arena& arena, const EntryKV& kv, int64_t max_rows) {
-            const int64_t groups = ceil_div(max_rows, GROUP_ROWS);
+            const int64_t groups = ceil_div(max_rows, QUAD_ROWS);
             const int64_t key_depth = round_up(kv.padded_key_dim(), TILE_DEPTH);
             const int64_t value_dim = kv.padded_value_dim();
-            queries = arena.take<bf16>(groups * GROUP_ROWS * key_depth);
+            queries = arena.take<bf16>(groups * QUAD_ROWS * key_depth);
             keys = arena.take<bf16>(SPAN * key_depth);
             values = arena.take<bf16>(SPAN * value_dim);
             for (int i = 0; i < 2; ++i) {
-                scores[i] = arena.take<float>(GROUP_ROWS * SPAN);
-                weights[i] = arena.take<bf16>(GROUP_ROWS * SPAN);
-                sums[i] = arena.take<float>(GROUP_ROWS * round_up(value_dim, 2 * PANEL));
+                scores[i] = arena.take<float>(QUAD_ROWS * SPAN);
+                weights[i] = arena.take<bf16>(QUAD_ROWS * SPAN);
+                sums[i] = arena.take<float>(QUAD_ROWS * round_up(value_dim, 2 * PANEL));
             }
             has_begun = arena.take<uint8_t>(groups);
             positions = arena.take<int32_t>(max_rows);
@@ -65,7 +63,7 @@ public:
         : kv_(attention.cache.entry(attention.entry)),
           scratch_(scratch),
           rows_(attention, queries, scratch.positions, scratch.scales),
-          num_groups_(ceil_div(rows_.count(), GROUP_ROWS)),
+          num_groups_(ceil_div(rows_.count(), QUAD_ROWS)),
           key_depth_(round_up(kv_.padded_key_dim(), TILE_DEPTH)),
           locator_(attention, queries),
           is_prefetched_(neighbors.is_prefetched) {
@@ -100,9 +98,9 @@ private:
         uint32_t strips;   // that any of its rows sees
         bool begins_span;  // the first of its span: prepares what the others use too
         SpanPanels<Source>* panels;
-        uint32_t panel_bits[GROUP_ROWS];  // of each row, with a block-sparse pattern
-        alignas(64) float best[GROUP_ROWS];
-        alignas(64) float weight[GROUP_ROWS];
+        uint32_t panel_bits[QUAD_ROWS];  // of each row, with a block-sparse pattern
+        alignas(64) float best[QUAD_ROWS];
+        alignas(64) float weight[QUAD_ROWS];
     };
     // Work in the four stages, and the one that comes next.
     static constexpr int64_t RING = 8;
@@ -113,8 +111,7 @@ private:
         int64_t first_row;
 
         const float* value(int64_t row, int64_t dim) const {
-            const int64_t r = row - first_row;
-            return tiles + dim / 32 * 1024 + (r & 16) * 32 + (dim & 16) * 16 + (r & 15) * 16;
+            return tiles + TileOrder::score(row - first_row, dim / PANEL);
         }
     };
 
@@ -160,17 +157,17 @@ private:
     SpanSums sums(float* memory) const {
         return SpanSums(memory, rows_.count(), kv_.padded_value_dim());
     }
-    int64_t first_row(const Work& work) const { return work.group * GROUP_ROWS; }
+    int64_t first_row(const Work& work) const { return work.group * QUAD_ROWS; }
     int64_t num_rows(const Work& work) const {
-        return std::min(GROUP_ROWS, rows_.count() - first_row(work));
+        return std::min(QUAD_ROWS, rows_.count() - first_row(work));
     }
 
     // With several groups, the missing rows of the last one are zeros. The tiles of a single group
     // have no missing rows.
     void encode_queries() {
-        const int64_t rows = num_groups_ > 1 ? num_groups_ * GROUP_ROWS : rows_.count();
+        const int64_t rows = num_groups_ > 1 ? num_groups_ * QUAD_ROWS : rows_.count();
         for (int64_t row = 0; row < rows; ++row) {
-            const int64_t lane = row % GROUP_ROWS;
+            const int64_t lane = row % QUAD_ROWS;
             bf16* out = scratch_.queries + (row - lane) * key_depth_ + lane * TILE_DEPTH;
             const float* in = row < rows_.count() ? rows_.query(row, kv_.key_dim) : nullptr;
             for (int64_t d = 0; d < key_depth_; d += LANES) {
@@ -258,7 +255,7 @@ private:
         product.lower_rows = TILE_BYTES;
     }
     // Four tiles in one piece.
-    static QuadSums quad_at(float* out) { return {out, 64, 2 * TILE_BYTES, TILE_BYTES}; }
+    static QuadSums quad_at(float* out) { return {out, 2 * TILE_BYTES, TILE_BYTES}; }
 
     void weigh(Work& work, float* scores, bf16* weights) {
         if (work.begins_span) {

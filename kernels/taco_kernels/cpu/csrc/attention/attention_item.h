@@ -7,7 +7,7 @@ namespace TACO_ISA {
 
 // Approximate rows of a query block: a span's keys and values are read, and on AMX copied, once for
 // all of them. A row is one query head of one token; the heads that share a KV head are adjacent.
-constexpr int64_t LEAST_BLOCK_ROWS = 64, MOST_BLOCK_ROWS = 256;
+constexpr int64_t MIN_BLOCK_ROWS = 64, MAX_BLOCK_ROWS = 256;
 
 // Queries that attend to one KV head together: of adjacent tokens of one sequence. Or, with
 // `is_prefix`, one query of each of `num_tokens` sequences, over the prefix that they share; there

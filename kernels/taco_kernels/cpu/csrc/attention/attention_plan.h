@@ -10,7 +10,7 @@
 namespace TACO_ISA {
 
 // Rows whose arithmetic with a span takes as long as reading it.
-constexpr int64_t LEAST_SPAN_WORK = 16;
+constexpr int64_t MIN_SPAN_WORK = 16;
 
 // Partition of one sequence: query blocks for each KV head, and parts of its spans. Only a sequence
 // with a single query block is split into parts, since it has too few items for all threads.
@@ -35,7 +35,7 @@ public:
         prefixes_ = PrefixPlan(attention, num_threads);
         const int64_t num_seqs = attention.batch.num_seqs;
         if (num_seqs > 1) {
-            max_rows_ = std::max(max_rows_, std::min(num_seqs * group(), MOST_BLOCK_ROWS));
+            max_rows_ = std::max(max_rows_, std::min(num_seqs * group(), MAX_BLOCK_ROWS));
         }
         for (int64_t s = 0; s < num_seqs; ++s) {
             const SequencePlan plan = sequence(s);
@@ -122,7 +122,7 @@ private:
     // Takes the largest query blocks of which no item is more than a quarter of a thread's share.
     // Returns the work of the step.
     int64_t choose_block_rows(int num_threads) {
-        for (int64_t rows = MOST_BLOCK_ROWS;; rows /= 2) {
+        for (int64_t rows = MAX_BLOCK_ROWS;; rows /= 2) {
             tokens_per_block_ = std::max<int64_t>(1, rows / group());
             int64_t work = 0, largest_item = 0;
             for (int64_t s = 0; s < attention_.batch.num_seqs; ++s) {
@@ -132,7 +132,7 @@ private:
                 // A single block will be split.
                 if (plan.num_blocks > 1) largest_item = std::max(largest_item, block_work);
             }
-            if (rows == LEAST_BLOCK_ROWS || 4 * num_threads * largest_item <= work) return work;
+            if (rows == MIN_BLOCK_ROWS || 4 * num_threads * largest_item <= work) return work;
         }
     }
 
@@ -142,7 +142,7 @@ private:
     }
 
     // Work of attending to a span, in rows: however few they are, it is read from memory.
-    static int64_t span_work(int64_t rows) { return std::max(LEAST_SPAN_WORK, rows); }
+    static int64_t span_work(int64_t rows) { return std::max(MIN_SPAN_WORK, rows); }
 
     SpanRange spans_seen(int64_t first_position, int64_t num_tokens) const {
         const int64_t window = attention_.window;
@@ -153,21 +153,20 @@ private:
     const Attention& attention_;
     const int64_t padded_value_dim_;
     int64_t tokens_per_block_ = 1;
-    // With arrays for the 7 rows of a decode step side by side, AVX2 was 2% slower.
-    int64_t max_rows_ = LEAST_BLOCK_ROWS;
+    // Not fewer: with scratch for only the 7 rows of a decode step, AVX2 was 2% slower.
+    int64_t max_rows_ = MIN_BLOCK_ROWS;
     int64_t work_per_part_ = int64_t(1) << 40;
     int64_t num_items_ = 0, num_split_blocks_ = 0, record_bytes_ = 0;
     PrefixPlan prefixes_;
 };
 
-// Finds items, or query blocks that were split, by number. A thread asks for increasing numbers, so
-// that it passes over the sequences once; or, when it helps others, for lower ones again.
+// Finds items, or query blocks that were split, by number. Numbers of items rise, so that a thread
+// passes over the sequences once; those of split blocks fall where a thread begins to help others.
 class PlanWalk {
 public:
     explicit PlanWalk(const AttentionPlan& plan) : plan_(plan), current_(plan.sequence(0)) {}
 
     AttentionItem item(int64_t index) {
-        if (index < first_) restart();
         while (index >= first_ + plan_.num_items(current_))
             skip_sequence(plan_.num_items(current_));
         return plan_.item(sequence_, current_, index - first_, records_offset_);

@@ -41,7 +41,7 @@ struct SpanSums {
         std::copy_n(other.weight + first, rows, weight);
     }
 
-    // As of rows that saw nothing.
+    // Sets all rows to the sums over no keys.
     void clear() {
         std::fill_n(values, rows * padded_dim, 0.0f);
         std::fill_n(best, rows, NO_SCORE);

@@ -19,7 +19,7 @@ public:
         : query_start_(attention.batch.query_start),
           num_kv_heads_(attention.cache.entries[attention.entry].num_heads),
           wanted_blocks_(ceil_div(num_threads, num_kv_heads_)),
-          most_sequences_(MOST_BLOCK_ROWS * num_kv_heads_ / attention.num_heads) {
+          most_sequences_(MAX_BLOCK_ROWS * num_kv_heads_ / attention.num_heads) {
         const Batch& batch = attention.batch;
         if (attention.window || attention.block_sparse.block_size || most_sequences_ < 2) return;
         if (!batch.prefix_groups) return;

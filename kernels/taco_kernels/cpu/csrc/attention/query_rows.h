@@ -57,7 +57,6 @@ public:
     }
 
     int64_t count() const { return block_.num_tokens * group_; }
-    const QueryBlock& block() const { return block_; }
 
     // The key_dim numbers of a row's query.
     const float* query(int64_t row, int64_t key_dim) const {

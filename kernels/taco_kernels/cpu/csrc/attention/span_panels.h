@@ -116,8 +116,8 @@ template <class Element>
     fetch_keys_ahead(in, p);
 }
 
-// A span's keys, or its values, on their way into the L2 cache. They are asked for bit by bit while
-// other things are computed, so that memory is read all the time.
+// Prefetches a span's keys, or its values, into the L2 cache, some lines at a time beside other
+// work, so that memory is read all the time.
 template <class Element>
 class SpanFetch {
 public:
@@ -178,23 +178,22 @@ inline void widen_panel(Bf16Operand* out, const Source* in, int64_t items) {
     for (int64_t i = 0; i < items; i += 2 * PANEL) store_pairs(out + i, load_pairs(in + i));
 }
 
-// Widens keys into memory of [SPAN, key_depth]; dims from padded_dim to key_depth become 0.
+// Widens keys into memory of [SPAN, key_depth].
 template <class Source>
 inline void widen_keys(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>& in,
-                       int64_t key_depth, Bf16Operand* memory) {
+                       Bf16Operand* memory) {
     const int64_t items = in.key_depth * PANEL;
-    out.key_depth = key_depth;
+    out.key_depth = in.key_depth;
     for (int64_t p = in.panels.begin; p < in.panels.end; ++p) {
         fetch_ahead(in, p);
-        Bf16Operand* panel = memory + p * PANEL * key_depth;
+        Bf16Operand* panel = memory + p * items;
         widen_panel(panel, in.keys[p], items);
-        std::fill(panel + items, panel + key_depth * PANEL, Bf16Operand(0));
         out.keys[p] = panel;
     }
 }
 
 // Widens values into memory of [padded_dim, SPAN], so that sixteen dims of all tokens are
-// contiguous. Panels of `out` that `in` lacks become 0.
+// contiguous.
 template <class Source>
 inline void widen_values(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>& in,
                          int64_t padded_dim, Bf16Operand* memory) {
@@ -203,12 +202,8 @@ inline void widen_values(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>&
     for (int64_t p = out.panels.begin; p < out.panels.end; ++p) {
         out.values[p] = memory + p * items;
         for (int64_t d = 0; d < padded_dim / PANEL; ++d) {
-            Bf16Operand* panel = memory + p * items + d * out.value_stride;
-            if (in.holds(p)) {
-                widen_panel(panel, in.values[p] + d * in.value_stride, items);
-            } else {
-                std::fill_n(panel, items, Bf16Operand(0));
-            }
+            widen_panel(memory + p * items + d * out.value_stride,
+                        in.values[p] + d * in.value_stride, items);
         }
     }
 }

@@ -7,28 +7,10 @@
 namespace TACO_ISA {
 
 // [dim 0..15][token 0..15] to [token][dim].
-inline void transpose_block(float* out, const float* in) {
-#ifdef __AVX512F__
-    transpose_floats(out, in);
-#else
-    for (int64_t d = 0; d < PANEL; ++d) {
-        for (int64_t t = 0; t < PANEL; ++t) out[t * PANEL + d] = in[d * PANEL + t];
-    }
-#endif
-}
+inline void transpose_block(float* out, const float* in) { transpose_floats(out, in); }
 
 // [dim / 2][token 0..15][dim % 2] to [token / 2][dim 0..15][token % 2].
-inline void transpose_block(bf16* out, const bf16* in) {
-#ifdef __AVX512BF16__
-    transpose_pairs(out, in);
-#else
-    for (int64_t d = 0; d < PANEL; ++d) {
-        for (int64_t t = 0; t < PANEL; ++t) {
-            out[(t / 2 * PANEL + d) * 2 + t % 2] = in[(d / 2 * PANEL + t) * 2 + d % 2];
-        }
-    }
-#endif
-}
+inline void transpose_block(bf16* out, const bf16* in) { transpose_pairs(out, in); }
 
 // Likewise, widened to operands.
 template <class Source>

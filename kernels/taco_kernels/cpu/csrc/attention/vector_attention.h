@@ -154,7 +154,7 @@ private:
         if constexpr (!std::is_same_v<Source, Operand>) {
             SpanPanels<Operand> wide;
             wide.panels = source.panels;
-            widen_keys(wide, source, source.key_depth, scratch_.keys);
+            widen_keys(wide, source, scratch_.keys);
             if (!kv_.is_latent) {
                 widen_values(wide, source, kv_.padded_value_dim(), scratch_.values);
             }

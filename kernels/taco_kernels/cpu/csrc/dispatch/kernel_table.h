@@ -28,9 +28,9 @@ struct LogitTransform {
 
 // Arguments of multiply_argmax: the column with the greatest value of each row of a product.
 struct Argmax {
-    std::atomic<uint64_t>* ranks;  // [rows.count], the kernel's own
+    std::atomic<uint64_t>* ranks;  // [rows.count], scratch of the kernel
     int32_t* columns;              // [rows.count], the first of the greatest values, or NO_TOKEN
-    PartialSum* sums;  // [rows.count, num_partial_sums(matrix.n)], the kernel's own; or null
+    PartialSum* sums;  // [rows.count, num_partial_sums(matrix.n)], scratch of the kernel; or null
     float* logprobs;   // [rows.count], of `columns`, with the values as logits; or null
     LogitTransform transform;
     TokenMasks masks;  // of the rows; without `logprobs`, which are those of all columns

@@ -1,12 +1,13 @@
-// What is done beside a product.
+// Work that runs beside a product.
 #pragma once
 
 #include <cstdint>
 
 namespace TACO_ISA {
 
-// A product calls something with each of its steps, so that vector instructions and prefetches fill
-// the gaps. About 40 vector instructions cost no time beside a step of tiles. This does nothing.
+// A product calls a functor with each of its steps, whose vector instructions and prefetches fill
+// the gaps: about 40 vector instructions cost no time beside a step of tiles. This one does
+// nothing.
 struct NothingBeside {
     void operator()(int64_t) const {}
 };

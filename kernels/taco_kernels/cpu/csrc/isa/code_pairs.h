@@ -15,8 +15,9 @@ constexpr bool WIDENS_PAIRS = std::is_same_v<Bf16Operand, float>;
 // widened, these are the first column and the second one. Else their lanes are in the order of a
 // bf16 panel: the first vector has both columns of eight rows, one after the other.
 
-// Numbers of the first sixteen of 32 codes, and of the others, divided by E4M3_FACTOR.
+// `load_e4m3` gives numbers divided by this: the bits of an e4m3 number, read as half precision.
 constexpr float E4M3_FACTOR = 256;
+// Numbers of 32 codes: the first sixteen, and the others.
 struct TwoVectors {
     F32 first, second;
 };

@@ -10,6 +10,13 @@
 #include "isa/beside.h"
 #include "isa/vec.h"
 
+namespace TACO_ISA {
+
+// Most rows of a quad.
+constexpr int64_t QUAD_ROWS = 32;
+
+}  // namespace TACO_ISA
+
 #ifdef TACO_HAS_TILES
 
 namespace TACO_ISA {
@@ -26,19 +33,18 @@ struct Int8Tiles {
     static constexpr bool IS_INT8 = true;
 };
 
-constexpr int64_t TILE_ROWS = 16, TILE_BYTES = 1024;
+constexpr int TILE_ROW_BYTES = 64;
+constexpr int64_t TILE_ROWS = QUAD_ROWS / 2, TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES;
 
 // Where the tiles of a quad are: distances in bytes.
 struct QuadSums {
-    void* data;         // of the upper rows and the first panel
-    int64_t row_bytes;  // from one row to the next
-    int64_t lower;      // to the lower sixteen rows
-    int64_t beside;     // to the second panel
+    void* data;      // of the upper rows and the first panel
+    int64_t lower;   // to the lower sixteen rows
+    int64_t beside;  // to the second panel
 };
 
 struct QuadProduct {
     const void* rows;                     // the tile of the first step of the upper sixteen rows
-    int64_t row_bytes = 64;               // from one row to the next
     int64_t row_step_bytes = TILE_BYTES;  // from one step to the next
     int64_t lower_rows;                   // bytes to the lower sixteen rows
     const void* panels;   // the tile of the first step; a panel's tiles are adjacent
@@ -58,9 +64,9 @@ inline void configure_quads(int64_t rows) {
     const int64_t upper = std::min(rows, TILE_ROWS);
     const int64_t lower = rows > TILE_ROWS ? std::min(rows - TILE_ROWS, TILE_ROWS) : TILE_ROWS;
     TileConfig config;
-    for (const int tile : {0, 1, 4}) config.set(tile, int(upper), 64);
-    for (const int tile : {2, 3, 5}) config.set(tile, int(lower), 64);
-    for (const int tile : {6, 7}) config.set(tile, TILE_ROWS, 64);
+    for (const int tile : {0, 1, 4}) config.set(tile, int(upper), TILE_ROW_BYTES);
+    for (const int tile : {2, 3, 5}) config.set(tile, int(lower), TILE_ROW_BYTES);
+    for (const int tile : {6, 7}) config.set(tile, TILE_ROWS, TILE_ROW_BYTES);
     configure_tiles(config);
 }
 
@@ -91,16 +97,16 @@ inline __attribute__((always_inline)) Beside multiply_quad(const QuadProduct& pr
     constexpr bool STREAMS_PANELS = STREAMED == Streamed::panels;
     const char* rows = static_cast<const char*>(product.rows);
     const char* panels = static_cast<const char*>(product.panels);
-    const int64_t row_bytes = product.row_bytes, row_step = product.row_step_bytes;
+    const int64_t row_step = product.row_step_bytes;
     const int64_t lower = product.lower_rows, panel_bytes = product.panel_bytes;
     if (product.from.data) {
         const char* sums = static_cast<const char*>(product.from.data);
         const int64_t below = product.from.lower, next = product.from.beside;
-        TILE_LOAD(0, sums, product.from.row_bytes);
-        if constexpr (TwoPanels) TILE_LOAD(1, sums + next, product.from.row_bytes);
-        if constexpr (TwoRows) TILE_LOAD(2, sums + below, product.from.row_bytes);
+        TILE_LOAD(0, sums, TILE_ROW_BYTES);
+        if constexpr (TwoPanels) TILE_LOAD(1, sums + next, TILE_ROW_BYTES);
+        if constexpr (TwoRows) TILE_LOAD(2, sums + below, TILE_ROW_BYTES);
         if constexpr (TwoRows && TwoPanels) {
-            TILE_LOAD(3, sums + below + next, product.from.row_bytes);
+            TILE_LOAD(3, sums + below + next, TILE_ROW_BYTES);
         }
     } else {
         TILE_ZERO(0);
@@ -109,15 +115,15 @@ inline __attribute__((always_inline)) Beside multiply_quad(const QuadProduct& pr
         if constexpr (TwoRows && TwoPanels) TILE_ZERO(3);
     }
     for (int64_t step = 0; step < product.steps; ++step) {
-        TACO_LOAD_TILE(STREAMS_PANELS, 6, panels, 64);
-        TACO_LOAD_TILE(STREAMS_ROWS, 4, rows, row_bytes);
+        TACO_LOAD_TILE(STREAMS_PANELS, 6, panels, TILE_ROW_BYTES);
+        TACO_LOAD_TILE(STREAMS_ROWS, 4, rows, TILE_ROW_BYTES);
         TACO_DOT(0, 4, 6);
         if constexpr (TwoPanels) {
-            TACO_LOAD_TILE(STREAMS_PANELS, 7, panels + panel_bytes, 64);
+            TACO_LOAD_TILE(STREAMS_PANELS, 7, panels + panel_bytes, TILE_ROW_BYTES);
             TACO_DOT(1, 4, 7);
         }
         if constexpr (TwoRows) {
-            TACO_LOAD_TILE(STREAMS_ROWS, 5, rows + lower, row_bytes);
+            TACO_LOAD_TILE(STREAMS_ROWS, 5, rows + lower, TILE_ROW_BYTES);
             TACO_DOT(2, 5, 6);
             if constexpr (TwoPanels) TACO_DOT(3, 5, 7);
         }
@@ -127,10 +133,10 @@ inline __attribute__((always_inline)) Beside multiply_quad(const QuadProduct& pr
     }
     char* sums = static_cast<char*>(product.to.data);
     const int64_t below = product.to.lower, next = product.to.beside;
-    TILE_STORE(0, sums, product.to.row_bytes);
-    if constexpr (TwoPanels) TILE_STORE(1, sums + next, product.to.row_bytes);
-    if constexpr (TwoRows) TILE_STORE(2, sums + below, product.to.row_bytes);
-    if constexpr (TwoRows && TwoPanels) TILE_STORE(3, sums + below + next, product.to.row_bytes);
+    TILE_STORE(0, sums, TILE_ROW_BYTES);
+    if constexpr (TwoPanels) TILE_STORE(1, sums + next, TILE_ROW_BYTES);
+    if constexpr (TwoRows) TILE_STORE(2, sums + below, TILE_ROW_BYTES);
+    if constexpr (TwoRows && TwoPanels) TILE_STORE(3, sums + below + next, TILE_ROW_BYTES);
     return beside;
 }
 

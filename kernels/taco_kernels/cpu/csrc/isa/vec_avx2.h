@@ -349,3 +349,4 @@ inline void store_bf16_operand(Bf16Operand* p, F32 v) { store(p, v); }
 }  // namespace TACO_ISA
 
 #include "isa/reduce_rows.h"
+#include "isa/transpose.h"

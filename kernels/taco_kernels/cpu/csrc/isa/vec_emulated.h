@@ -317,3 +317,4 @@ inline void encode_i8(Int8Operand* out, const int8_t* q) {
 }  // namespace TACO_ISA
 
 #include "isa/reduce_rows.h"
+#include "isa/transpose.h"

@@ -11,8 +11,8 @@
 
 namespace TACO_ISA {
 
-// With fewer rows, the account of what is left takes as long as their logits.
-constexpr int64_t LEAST_STREAMED_ROWS = 9;
+// With fewer rows, the bookkeeping of rows that wait to be ranked takes as long as it saves.
+constexpr int64_t MIN_STREAMED_ROWS = 9;
 
 // The rows of a part of the columns: four whole panels. `Item`: of sums, float or int32_t.
 template <class Item>
@@ -163,7 +163,7 @@ private:
         product.panels = weights;
         product.panel_bytes = matrix_.panel_bytes();
         product.steps = steps_;
-        product.to = {sums, 64, TILE_BYTES, stride_ * int64_t(sizeof(Item))};
+        product.to = {sums, TILE_BYTES, stride_ * int64_t(sizeof(Item))};
         const FetchTiles fetch{weights + STEPS_AHEAD * TILE_BYTES, product.panel_bytes,
                                std::max<int64_t>(steps_ - STEPS_AHEAD, 0),
                                static_cast<const char*>(next)};
@@ -188,9 +188,8 @@ private:
 // Whether `stream_argmax` can rank the columns.
 inline bool streams_argmax(const Rows& rows, const Matrix& matrix, const Argmax& wanted) {
     const bool is_plain = wanted.transform.scale == 1 && wanted.transform.cap == 0;
-    return rows.count >= LEAST_STREAMED_ROWS && rows.count <= QUAD_ROWS &&
-           uses_tiles(matrix.type) && !matrix.parts && matrix.segments == 1 && is_plain &&
-           !wanted.masks.of_row;
+    return rows.count >= MIN_STREAMED_ROWS && rows.count <= QUAD_ROWS && uses_tiles(matrix.type) &&
+           !matrix.parts && matrix.segments == 1 && is_plain && !wanted.masks.of_row;
 }
 
 // Ranks the columns, block by block. finish(block, sums): finishes the last columns if these are no

@@ -26,7 +26,7 @@ struct Block {
     const char* next;               // memory that is likely read after this block
     const Matrix* codes = nullptr;  // if it has codes: the matrix; then there is no `data`
     int64_t first_step = 0;         // of codes
-    bool is_cached = false;         // as of a Matrix
+    bool is_cached = false;         // see Matrix
 
     // Sums from one panel to the next.
     int64_t sums_stride() const { return round_up(rows.size(), OPERAND_TILE_ROWS) * PANEL; }

@@ -140,8 +140,8 @@ struct HeadProduct {
     const float* x;  // [count] rows; a head's columns begin `x_head_stride` after the last one's
     int64_t x_stride, x_head_stride;
     Matrix matrix;     // of the first head, without a bias; the others follow, each in whole panels
-    void* operands;    // [num_heads] times Rows, the kernel's own, unless the matrix is f32
-    RowScale* scales;  // int8 only, [num_heads, count], the kernel's own
+    void* operands;    // [num_heads] times Rows, scratch of the kernel, unless the matrix is f32
+    RowScale* scales;  // int8 only, [num_heads, count], scratch of the kernel
     float* out;        // [count] rows of heads of `matrix.n` columns
     int64_t out_stride, out_head_stride;
 };

@@ -33,7 +33,7 @@ constexpr int64_t PART_TILE_STEPS = 16;
 constexpr int64_t STEPS_AHEAD = 10;
 constexpr int64_t LINES_OF_TILE = TILE_BYTES / 64;
 // Streams of a part that is fetched beside the one before.
-constexpr int64_t MOST_STREAMS = 4;
+constexpr int64_t MAX_STREAMS = 4;
 
 // In place of BlockRows: the caller finishes the block's sums.
 struct NoRows {
@@ -119,7 +119,7 @@ private:
             block_.codes ? reinterpret_cast<const char*>(decoded_[0]) : weights(panel, steps.begin);
         product.panel_bytes = block_.codes ? sizeof decoded_[0] : block_.panel_bytes;
         product.steps = steps.size();
-        product.to = {part.slot, 64, TILE_BYTES, stride * ITEM_BYTES};
+        product.to = {part.slot, TILE_BYTES, stride * ITEM_BYTES};
         if (steps.begin % segment_steps_) product.from = product.to;
         if constexpr (HAS_SEGMENTS) {
             if (part.ends) part.tree = tree_of(part.slot, steps.end);
@@ -174,7 +174,7 @@ private:
         const int64_t num_groups = ceil_div(count_, QUAD_ROWS);
         // The next part is fetched beside all groups.
         const int64_t lines = ceil_div(LINES_OF_TILE, num_groups);
-        const int64_t streams = std::min(lines, MOST_STREAMS);
+        const int64_t streams = std::min(lines, MAX_STREAMS);
         const int64_t fetched_bytes = ceil_div(lines, streams) * 64;
         const auto steps_of = [&](int64_t index) {
             const int64_t piece = range.begin + index / parts * piece_steps, part = index % parts;

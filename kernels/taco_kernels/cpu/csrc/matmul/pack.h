@@ -53,15 +53,7 @@ private:
 
 // [column 0..15][row 0..15] to [row][column].
 inline void transpose_words(uint32_t* out, const uint32_t* in) {
-#ifdef __AVX512F__
     transpose_floats(reinterpret_cast<float*>(out), reinterpret_cast<const float*>(in));
-#else
-    for (int64_t row = 0; row < 16; ++row) {
-        for (int64_t column = 0; column < PANEL; ++column) {
-            out[row * PANEL + column] = in[column * 16 + row];
-        }
-    }
-#endif
 }
 
 // Packs the columns from begin_ to end_ of one panel.

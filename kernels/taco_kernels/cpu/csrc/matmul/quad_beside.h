@@ -57,7 +57,7 @@ struct FetchLine {
     int64_t panel_bytes;
     int64_t bytes;  // from the line of one step to that of the next
 
-    // Asks again and again for `cached` memory if nothing is to be fetched.
+    // If nothing is to be fetched, every step prefetches `cached` again.
     FetchLine(const FetchStreams& fetch, const void* cached)
         : at(fetch.streams ? fetch.at : static_cast<const char*>(cached)),
           panel_bytes(fetch.streams ? fetch.panel_bytes : 0),

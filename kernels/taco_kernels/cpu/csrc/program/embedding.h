@@ -41,7 +41,8 @@ inline void copy_table_row(const Table& table, int64_t row, int64_t width, float
                   [out](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
 }
 
-// Copies column `column` of the steps of a bf16 panel, which begin at `k`, up to `width`.
+// Copies columns `k` to `end` - 1 of row `column` of W out of a bf16 panel whose first step is at
+// column `k`.
 inline void copy_panel_column(const bf16* panel, int64_t column, int64_t k, int64_t end,
                               float* out) {
     constexpr int64_t GROUP = k_group(DType::bf16);

@@ -8,7 +8,7 @@ namespace TACO_ISA {
 
 inline int64_t logits_bytes(const Program& program, const Logits& logits) {
     Arena counter(nullptr);
-    LogitsScratch(counter, OPERAND_SIZES, program, logits);
+    LogitsScratch(counter, program, logits);
     return counter.used();
 }
 
@@ -36,7 +36,7 @@ inline void transform_logits(Thread& thread, const LogitTransform& transform, in
 inline void compute_logits(Thread& thread, const Program& program, const Logits& logits) {
     const Span span(thread.log(), SpanKind::logits, 0);
     Arena arena(logits.scratch);
-    const LogitsScratch scratch(arena, OPERAND_SIZES, program, logits);
+    const LogitsScratch scratch(arena, program, logits);
     const Matrix &lm_head = program.lm_head, &embed_out = program.embed_out;
     const LogitTransform transform{program.logit_scale, program.logit_cap};
     const int64_t hidden_size = program.buffers[program.hidden].columns;

@@ -14,8 +14,6 @@
 
 namespace TACO_ISA {
 
-constexpr OperandSizes OPERAND_SIZES{sizeof(Bf16Operand), sizeof(Int8Operand), OPERAND_TILE_ROWS};
-
 // The first operand of a row of a buffer, or of the part of a row from operand `k` on.
 inline char* operands_of(const Buffer& buffer, const RowBuffer& rows, int64_t row, int64_t k = 0) {
     const int64_t stride = rows.stride / operand_bytes(buffer.type);

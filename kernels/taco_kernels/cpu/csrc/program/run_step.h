@@ -78,7 +78,7 @@ private:
     void clear_tails() {
         for (int64_t i = 0; i < program_.num_buffers; ++i) {
             const Buffer& buffer = program_.buffers[i];
-            const int64_t used = buffer.columns * OPERAND_SIZES.of(buffer.type);
+            const int64_t used = buffer.columns * operand_bytes(buffer.type);
             const int64_t padding = buffers_[i].stride - used;  // less than a piece of a row
             if (!buffer.clears_tail || padding == 0) continue;
             share_rows(thread_, buffer.is_local ? chunk_rows(rows_) : rows_, [&](int64_t row) {
@@ -197,7 +197,8 @@ private:
 inline bool is_alike(const Attention& one, const Attention& other, const KVCache& cache) {
     const KVEntry &a = cache.entries[one.entry], &b = cache.entries[other.entry];
     return one.window == other.window && one.num_heads == other.num_heads &&
-           a.num_heads == b.num_heads && a.key_dim == b.key_dim && a.value_dim == b.value_dim;
+           a.num_heads == b.num_heads && a.key_dim == b.key_dim && a.value_dim == b.value_dim &&
+           a.is_latent == b.is_latent;
 }
 
 // The largest attention workspace of any op.
@@ -248,7 +249,7 @@ inline int64_t forward_bytes(const Program& program, const Step& step, int num_t
     Arena counter(nullptr);
     // Attention and experts never run at the same time.
     ForwardScratch(
-        counter, OPERAND_SIZES, program, step,
+        counter, program, step,
         std::max(attention_bytes(program, step, num_threads), experts_bytes(program, step)));
     return counter.used();
 }
@@ -256,7 +257,7 @@ inline int64_t forward_bytes(const Program& program, const Step& step, int num_t
 inline void forward(Thread& thread, const Program& program, const Step& step) {
     Arena arena(step.scratch);
     // The workspace comes last: its address does not depend on its size.
-    const ForwardScratch scratch(arena, OPERAND_SIZES, program, step, 0);
+    const ForwardScratch scratch(arena, program, step, 0);
     StepRun(thread, program, step, scratch).run();
 }
 

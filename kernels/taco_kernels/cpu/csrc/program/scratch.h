@@ -5,28 +5,12 @@
 #include <atomic>
 #include <cstring>
 
+#include "matmul/operand_layout.h"
 #include "program/program_args.h"
 #include "runtime/arena.h"
 #include "sampling/sampling_args.h"
 
-// What memory the operands of an instruction set take (matmul/operand_layout.h).
-struct OperandSizes {
-    int64_t bf16, int8;  // bytes of an operand
-    int64_t tile_rows;   // memory is a multiple of as many rows
-
-    int64_t of(DType type) const {
-        return type == DType::f32 ? 4 : type == DType::bf16 ? bf16 : int8;
-    }
-    // Rows of memory for `count` rows.
-    int64_t rows(DType type, int64_t count) const {
-        return type == DType::f32 ? count : round_up(count, tile_rows);
-    }
-    // Bytes of `count` rows of operands for a matrix.
-    int64_t bytes(const Matrix& matrix, int64_t count) const {
-        if (!matrix.data) return 0;
-        return rows(matrix.type, count) * padded_k(matrix.type, matrix.k) * of(matrix.type);
-    }
-};
+namespace TACO_ISA {
 
 // Rows that a stage holds at a time. With this many rows per read of the weights, arithmetic takes
 // longer than memory.
@@ -58,9 +42,9 @@ struct RowBuffer {
     int64_t float_stride() const { return stride / int64_t(sizeof(float)); }
 };
 
-inline int64_t row_bytes(const Buffer& buffer, OperandSizes sizes) {
+inline int64_t row_bytes(const Buffer& buffer) {
     if (buffer.type == DType::f32) return row_stride(buffer.columns) * int64_t(sizeof(float));
-    return buffer.num_groups * padded_k(buffer.type, buffer.columns) * sizes.of(buffer.type);
+    return buffer.num_groups * padded_k(buffer.type, buffer.columns) * operand_bytes(buffer.type);
 }
 
 // Most buffers of a program; taco_kernels/cpu/program.py checks it.
@@ -74,14 +58,14 @@ struct ForwardScratch {
     int32_t* block_tables;
     void* workspace;  // of one kernel at a time; it comes last: its size varies
 
-    ForwardScratch(Arena& arena, OperandSizes sizes, const Program& program, const Step& step,
+    ForwardScratch(Arena& arena, const Program& program, const Step& step,
                    int64_t workspace_bytes) {
         const int64_t tokens = step.batch.num_tokens, outputs = step.num_outputs;
         for (int64_t i = 0; i < program.num_buffers; ++i) {
             const Buffer& buffer = program.buffers[i];
             const int64_t rows = buffer.is_local ? chunk_rows(tokens) : tokens;
-            buffers[i] = take(arena, buffer, sizes, rows);
-            restricted[i] = take(arena, buffer, sizes, buffer.is_restricted ? outputs : 0);
+            buffers[i] = take(arena, buffer, rows);
+            restricted[i] = take(arena, buffer, buffer.is_restricted ? outputs : 0);
         }
         query_start = arena.take<int32_t>(outputs + 1);
         seq_lens = arena.take<int32_t>(outputs);
@@ -90,9 +74,9 @@ struct ForwardScratch {
     }
 
 private:
-    static RowBuffer take(Arena& arena, const Buffer& buffer, OperandSizes sizes, int64_t rows) {
-        const int64_t stride = row_bytes(buffer, sizes);
-        char* data = static_cast<char*>(arena.take_bytes(sizes.rows(buffer.type, rows) * stride));
+    static RowBuffer take(Arena& arena, const Buffer& buffer, int64_t rows) {
+        const int64_t stride = row_bytes(buffer);
+        char* data = static_cast<char*>(arena.take_bytes(operand_rows(buffer.type, rows) * stride));
         return {data, stride,
                 arena.take<RowScale>(buffer.type == DType::i8 ? rows * buffer.num_groups : 0)};
     }
@@ -106,15 +90,25 @@ struct LogitsScratch {
     PartialSum* sums;  // [a chunk, num_partial_sums] where log probabilities are wanted, else none
     int64_t embedded_stride;
 
-    LogitsScratch(Arena& arena, OperandSizes sizes, const Program& program, const Logits& logits) {
+    LogitsScratch(Arena& arena, const Program& program, const Logits& logits) {
         const int64_t chunk = chunk_rows(logits.count);
         const Matrix& lm_head = program.lm_head;
         embedded_stride = row_stride(lm_head.k);
         embedded = arena.take<float>(program.embed_out.data ? chunk * embedded_stride : 0);
         operands = arena.take_bytes(
-            std::max(sizes.bytes(lm_head, chunk), sizes.bytes(program.embed_out, chunk)));
+            std::max(rows_bytes(lm_head, chunk), rows_bytes(program.embed_out, chunk)));
         scales = arena.take<RowScale>(chunk);
         ranks = arena.take<std::atomic<uint64_t>>(chunk);
         sums = arena.take<PartialSum>(logits.logprobs ? chunk * num_partial_sums(lm_head.n) : 0);
     }
+
+private:
+    // Bytes of `count` rows of operands for a matrix.
+    static int64_t rows_bytes(const Matrix& matrix, int64_t count) {
+        if (!matrix.data) return 0;
+        return operand_rows(matrix.type, count) * padded_k(matrix.type, matrix.k) *
+               operand_bytes(matrix.type);
+    }
 };
+
+}  // namespace TACO_ISA

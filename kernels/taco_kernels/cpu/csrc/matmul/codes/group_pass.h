@@ -12,7 +12,7 @@
 
 namespace TACO_ISA {
 
-constexpr int MOST_PASS_PANELS = 8;
+constexpr int MAX_PASS_PANELS = 8;
 
 // A block of codes: PARTS quads of sixteen columns of W^T.
 struct NibbleBlock {
@@ -44,7 +44,7 @@ struct DecodedBlock {
 
 // Columns of the groups that a pass takes together, unless one group has more: their codes stay in
 // an L1 cache while all rows use them.
-constexpr int64_t RUN_COLUMNS = 128, MOST_RUN_GROUPS = RUN_COLUMNS / SUM_K;
+constexpr int64_t RUN_COLUMNS = 128, MAX_RUN_GROUPS = RUN_COLUMNS / SUM_K;
 
 // Walks over a panel of a part, some groups at a time: those of a chunk, or chunks of one group.
 // Offsets are in bytes, of each panel that is alike.
@@ -55,7 +55,7 @@ public:
           header_bytes_(part.header_bytes()),
           chunk_bytes_(part.chunk_bytes()),
           code_bytes_(part.code_bytes(part.group_columns())) {
-        const int64_t most = chunk_groups_ == 1 ? MOST_RUN_GROUPS : chunk_groups_;
+        const int64_t most = chunk_groups_ == 1 ? MAX_RUN_GROUPS : chunk_groups_;
         most_groups_ = std::clamp<int64_t>(RUN_COLUMNS / part.group_columns(), 1, most);
         while (most % most_groups_) --most_groups_;  // runs end with a chunk
     }
@@ -87,17 +87,17 @@ private:
 
 // Adjacent groups of a few panels that are alike.
 struct GroupPass {
-    const CodePart* part;                 // of the first panel
-    const char* codes[MOST_PASS_PANELS];  // of the first group
-    const char* next[MOST_PASS_PANELS];   // memory to prefetch meanwhile
+    const CodePart* part;                // of the first panel
+    const char* codes[MAX_PASS_PANELS];  // of the first group
+    const char* next[MAX_PASS_PANELS];   // memory to prefetch meanwhile
     int64_t num_groups;
     int64_t stride;       // bytes from one group's codes to the next's
     int64_t num_blocks;   // of codes, of a group of a panel
     int64_t last_blocks;  // of the last group
     bool is_first;        // float sums start at zero
     // Of each group and panel; offsets are zeros or minima.
-    alignas(64) float scales[MOST_RUN_GROUPS][MOST_PASS_PANELS][PANEL];
-    alignas(64) float offsets[MOST_RUN_GROUPS][MOST_PASS_PANELS][PANEL];
+    alignas(64) float scales[MAX_RUN_GROUPS][MAX_PASS_PANELS][PANEL];
+    alignas(64) float offsets[MAX_RUN_GROUPS][MAX_PASS_PANELS][PANEL];
 };
 
 // The codes of a pass with a byte for each.
@@ -109,7 +109,7 @@ public:
     // Whether the rows share codes, and groups are short enough.
     template <class Codes>
     static bool pays(int64_t rows, int64_t panels, int64_t group_columns) {
-        return TAKES<Codes> && shares_codes(rows) && panels <= MOST_PANELS &&
+        return TAKES<Codes> && shares_codes(rows) && panels <= MAX_PANELS &&
                group_columns <= RUN_COLUMNS;
     }
 
@@ -141,10 +141,10 @@ public:
     }
 
 private:
-    static constexpr int64_t MOST_PANELS = 2;
+    static constexpr int64_t MAX_PANELS = 2;
     // Holds padded blocks too: groups have a multiple of a block's columns, or they are whole rows
     // of at most RUN_COLUMNS, which is such a multiple.
-    alignas(64) char codes_[MOST_PANELS][RUN_COLUMNS * PANEL];
+    alignas(64) char codes_[MAX_PANELS][RUN_COLUMNS * PANEL];
 };
 
 // Rows of int8 numbers, and what SignedRows has of each group of each of them.

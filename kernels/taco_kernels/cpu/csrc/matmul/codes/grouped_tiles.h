@@ -198,7 +198,7 @@ private:
         const int64_t rows = std::min(QUAD_ROWS, count_ - row);
         const int64_t slot =
             (keeps_all_ ? panels.begin - block_.panels.begin : 0) * stride + row * PANEL;
-        const QuadSums kept{memory_.kept + slot, 64, TILE_BYTES, stride * 4};
+        const QuadSums kept{memory_.kept + slot, TILE_BYTES, stride * 4};
         const int64_t group_steps = groups_of(panels.begin).steps();
         Block quad = block_;
         quad.rows = {block_.rows.begin + row, block_.rows.begin + row + rows};
@@ -217,7 +217,7 @@ private:
             if (step > begin) product.from = kept;
             product.to = kept;
             if (end == group_end) {
-                product.to = {quads_[turn_], 64, TILE_BYTES, quad.sums_stride() * 4};
+                product.to = {quads_[turn_], TILE_BYTES, quad.sums_stride() * 4};
             }
             FetchStreams own = fetch;
             own.at += (index * part.size() + step - part.begin) * fetch.bytes;

@@ -64,7 +64,7 @@ private:
         DecodedRun decoded;
         GroupPass pass;
         pass.part = &part;
-        const char* data[MOST_PASS_PANELS];
+        const char* data[MAX_PASS_PANELS];
         for (int64_t i = 0; i < panels.size(); ++i) {
             data[i] = part_of(panels.begin + i).panel(panels.begin + i);
         }
