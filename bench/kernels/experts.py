@@ -23,11 +23,19 @@ from torch import Tensor
 from bench import record
 from bench.kernels import roofline
 from bench.kernels.matmul import PEAKS
-from bench.kernels.rounds import DTYPES, Call, Limits, make_parser, show, time_in_turn
+from bench.kernels.rounds import (
+    DTYPES,
+    Call,
+    Limits,
+    load_kernels,
+    make_parser,
+    show,
+    time_in_turn,
+)
 from taco_kernels.cpu.experts import PackedExperts, multiply_experts
 from taco_kernels.cpu.matmul import EncodedRows, multiply
 from taco_kernels.cpu.packed_matrix import PackedMatrix
-from taco_kernels.library import CpuKernels, load
+from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Scratch
 
 ROWS = (1, 8, 32, 128, 1024)
@@ -59,7 +67,7 @@ def main() -> None:
     parser.add_argument("--type", choices=DTYPES, action="append")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     args = parser.parse_args()
-    kernels = load(args.threads, range(args.threads))
+    kernels = load_kernels(args.threads)
     roof = roofline.measure(args.threads)
 
     figures: dict[str, Any] = {

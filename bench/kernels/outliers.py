@@ -22,9 +22,10 @@ from torch import Tensor
 from bench import record
 from bench.interval import ratio_interval
 from bench.kernels.matmul import COLD_BYTES, MODELS
+from bench.kernels.rounds import load_kernels
 from taco_kernels.cpu.matmul import EncodedRows, multiply
 from taco_kernels.cpu.packed_matrix import PackedMatrix
-from taco_kernels.library import CpuKernels, load
+from taco_kernels.library import CpuKernels
 
 ROWS = (1, 32, 128, 1024)
 OUTLIERS = (4, 16)
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    kernels = load(args.threads, range(args.threads))
+    kernels = load_kernels(args.threads)
     products = []
     for name in MATRICES:
         n, k, epilogue = MODELS["0.5b"][name]

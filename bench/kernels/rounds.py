@@ -1,6 +1,7 @@
 """Helpers of the CPU kernel benchmarks: alternating rounds with torch, and shares of the limits."""
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,10 +63,19 @@ def show(figures: Mapping[str, object]) -> None:
     print("  ".join(f"{key} {value}" for key, value in figures.items()), flush=True)
 
 
+def load_kernels(threads: int) -> CpuKernels:
+    """Loads the kernels with each thread bound to a CPU that this process may use.
+
+    If there are fewer CPUs than threads, threads are not bound.
+    """
+    cpus = sorted(os.sched_getaffinity(0))[:threads]
+    return load(threads, cpus if len(cpus) == threads else None)
+
+
 def load_and_measure_limits(threads: int) -> tuple[CpuKernels, Roofline, dict[str, Any]]:
     """Returns the kernels, the machine's limits, and both as the first figures of a record."""
     torch.set_num_threads(threads)
-    kernels = load(threads, range(threads))
+    kernels = load_kernels(threads)
     roof = roofline.measure(threads)
     figures = {
         "isa": kernels.isa,

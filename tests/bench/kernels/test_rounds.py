@@ -40,3 +40,19 @@ def test_gives_up_waiting_for_threads_that_spin_forever(monkeypatch: pytest.Monk
     monkeypatch.setattr(rounds, "time", clock)
     rounds.wait_until_idle()
     assert clock.now == pytest.approx(1, abs=2 * rounds.IDLE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("threads", "cpus"),
+    [
+        pytest.param(2, [3, 5], id="of_the_process"),
+        pytest.param(3, [3, 5, 9], id="all"),
+        pytest.param(4, None, id="more_threads_than_cpus"),
+    ],
+)
+def test_threads_are_bound_to_cpus_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, threads: int, cpus: list[int] | None
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {9, 3, 5})
+    monkeypatch.setattr(rounds, "load", lambda *given: given)
+    assert rounds.load_kernels(threads) == (threads, cpus)
