@@ -15,19 +15,17 @@ operations at the measured peak of the instruction set, whichever takes longer.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench import record
-from bench.kernels import roofline
 from bench.kernels.matmul import PEAKS
 from bench.kernels.rounds import (
     DTYPES,
     Call,
     Limits,
-    load_kernels,
+    load_and_measure_limits,
     make_parser,
     show,
     time_in_turn,
@@ -67,16 +65,8 @@ def main() -> None:
     parser.add_argument("--type", choices=DTYPES, action="append")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     args = parser.parse_args()
-    kernels = load_kernels(args.threads)
-    roof = roofline.measure(args.threads)
-
-    figures: dict[str, Any] = {
-        "isa": kernels.isa,
-        "threads": args.threads,
-        "read_gb_per_s": roof.read_gb_per_s,
-        "peak_gops": roof.peak_gops,
-        "layers": [],
-    }
+    kernels, roof, figures = load_and_measure_limits(args.threads)
+    figures["layers"] = []
     for model in args.model or MODELS:
         for type_name in args.type or DTYPES:
             limits = Limits.of(roof, PEAKS[kernels.isa][type_name])
@@ -122,10 +112,10 @@ def measure(
             limits=limits,
             rounds=rounds,
             round_seconds=ROUND_SECONDS,
+            other="dense",
         )
-        dense = found.pop("torch_us")
-        of_dense = round(dense / found["us"], 3)
-        lines.append({"rows": rows, **found, "dense_us": dense, "of_dense": of_dense})
+        of_dense = round(found["dense_us"] / found["us"], 3)
+        lines.append({"rows": rows, **found, "of_dense": of_dense})
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Helpers of the CPU kernel benchmarks: alternating rounds with torch, and shares of the limits."""
+"""Helpers of the CPU kernel benchmarks: alternating rounds, and shares of the machine's limits."""
 
 import argparse
 import os
@@ -96,27 +96,29 @@ def time_in_turn(
     rounds: int,
     round_seconds: float,
     per_call: int = 1,
+    other: str = "torch",
 ) -> dict[str, float]:
-    """Times TACO's calls, torch's and the read bandwidth in turn; returns the best round of each.
+    """Times TACO's calls, the others and the read bandwidth in turn; returns each one's best round.
 
     The best round counts, because other load on the machine only adds time.
 
     Args:
         ours: the same call over different memory, so that its data is not cached; `theirs`
-            likewise, and empty if torch has no such call.
+            likewise, and empty if there is nothing to compare with.
         num_bytes, operations: of one operation; the share is relative to their minimum time, the
             greater of the shares of the peak and of the read bandwidth.
         per_call: operations of each of TACO's calls; figures are those of one operation.
+        other: name of `theirs`, whose time is the figure `<other>_us`.
     """
     for call in (*ours, *theirs):
         call()  # the first one touches memory that the others reuse
     wait_until_idle()
-    best = best_torch = float("inf")
+    best = best_other = float("inf")
     read = 0.0
     for _ in range(rounds):
         best = min(best, seconds_of(ours, round_seconds) / per_call)
         if theirs:
-            best_torch = min(best_torch, seconds_of(theirs, round_seconds))
+            best_other = min(best_other, seconds_of(theirs, round_seconds))
             wait_until_idle()
         read = max(read, limits.read())
     bound = max(num_bytes / read, operations / limits.peak)
@@ -130,7 +132,7 @@ def time_in_turn(
         "read_gb_per_s": round(read / 1e9, 1),
     }
     if theirs:
-        figures["torch_us"] = round(best_torch * 1e6, 1)
+        figures[f"{other}_us"] = round(best_other * 1e6, 1)
     return figures
 
 

@@ -56,3 +56,23 @@ def test_threads_are_bound_to_cpus_of_the_process(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {9, 3, 5})
     monkeypatch.setattr(rounds, "load", lambda *given: given)
     assert rounds.load_kernels(threads) == (threads, cpus)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "names"), [([], set()), ([lambda: None], {"dense_us"})], ids=["alone", "compared"]
+)
+def test_the_others_time_has_its_name(
+    theirs: list[rounds.Call], names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "wait_until_idle", lambda: None)
+    found = rounds.time_in_turn(
+        [lambda: None],
+        theirs,
+        num_bytes=1,
+        operations=1,
+        limits=rounds.Limits(lambda: 1e9, 1e9),
+        rounds=1,
+        round_seconds=0,
+        other="dense",
+    )
+    assert {name for name in found if name.endswith("_us")} == names
