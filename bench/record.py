@@ -1,5 +1,6 @@
 """Writes a benchmark's figures together with date, command, commit, machine and versions."""
 
+import argparse
 import datetime
 import json
 import os
@@ -64,6 +65,20 @@ def widest_instructions(machine: Mapping[str, Any]) -> str:
     if name.startswith("amx"):
         return "AMX"
     return name.upper().replace("AVX512", "AVX-512").replace("_", " ")
+
+
+def check_savable(parser: argparse.ArgumentParser, args: argparse.Namespace, *flags: str) -> None:
+    """Ends with a usage error if `--save` comes with a flag that the result's name does not show.
+
+    Such a result would replace that of the default configuration.
+
+    Args:
+        flags: names of these flags as attributes of `args`.
+    """
+    for flag in flags:
+        if args.save and getattr(args, flag) != parser.get_default(flag):
+            name = f"--{flag.replace('_', '-')}"
+            parser.error(f"--save with {name} would replace the result without {name}")
 
 
 def describe() -> dict[str, Any]:

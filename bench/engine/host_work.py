@@ -240,6 +240,9 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("/tmp/taco-grammar"))
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
+    record.check_savable(
+        parser, args, "shape", "quantization", "num_threads", "no_kernels", "constrained"
+    )
     if args.served:
         _leave_out_logprobs()
     with tempfile.TemporaryDirectory() as folder:
@@ -251,7 +254,8 @@ def main() -> None:
             write_tokenizer(Path(folder), number_tokenizer(vocab_size))
         figures = asyncio.run(run(args, Path(folder)))
     if args.save:
-        print(record.save_by_isa("host_work", {"microseconds_per_step": figures}))
+        name = "host_work_served" if args.served else "host_work"
+        print(record.save_by_isa(name, {"microseconds_per_step": figures}))
 
 
 def _leave_out_logprobs() -> None:

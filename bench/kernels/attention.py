@@ -107,8 +107,7 @@ def main() -> None:
         parser.error("--shared must not be negative")
     if args.shared and not args.without_torch:
         parser.error("torch cannot share blocks: give --without-torch")
-    if args.shared and args.save:
-        parser.error("a saved result has no shared blocks")
+    record.check_savable(parser, args, "shared")
     shapes = chosen_shapes(
         args.phase or ("decode", "prefill"), args.batch, args.context, args.shared
     )

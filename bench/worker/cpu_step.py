@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--gb-per-s", type=float)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    record.check_savable(parser, args, "kv_cache_dtype")
     worker = load_worker(args.shape, args.quantization, args.kv_cache_dtype)
     timed = TimedModel(worker._runner._model)
     worker._runner._model = timed  # type: ignore[assignment]

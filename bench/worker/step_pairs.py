@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    record.check_savable(parser, args, "kv_cache_dtype")
     if args.rounds < 2:
         parser.error("--rounds: an interval needs at least two pairs")
     base = args.base.resolve()

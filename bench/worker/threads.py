@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--contestant", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    record.check_savable(parser, args, "model")
     model = str(find_model(args.model) or args.model)
     if args.contestant is not None:
         answer_requests(model, **args.contestant)
