@@ -226,13 +226,18 @@ def roofline_table(results: Path) -> Iterator[str]:
     for isa, record in by_isa(results, "roofline").items():
         figures = record["figures"]
         limits = {"memory read, GB/s": figures["read_gb_per_s"]} | {
-            f"{name.replace('_', ' ').upper()}, GFLOP/s": peak
+            f"{name.replace('_', ' ').upper()}, {_rate_unit(name)}": peak
             for name, peak in figures["peak_gops"].items()
         }
         name = f"{record['machine']['cpu']}, {INSTRUCTION_SETS[isa]}, {figures['threads']} threads"
         for limit, found in limits.items():
             one, every = (_number(found[key]) for key in ("one_thread", "all_threads"))
             yield f"| {name} | {limit} | {one} | {every} |"
+
+
+def _rate_unit(loop: str) -> str:
+    """The unit of one of the roofline's loops: integer operations are no FLOP."""
+    return "GOP/s" if loop.endswith(("_int8", "_vnni")) else "GFLOP/s"
 
 
 def experts_table(results: Path) -> Iterator[str]:

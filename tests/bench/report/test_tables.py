@@ -125,6 +125,23 @@ def test_shapes_in_words(shape: str, words: str) -> None:
     assert describe(shape) == words
 
 
+def test_integer_operations_are_no_floating_point_operations(tmp_path: Path) -> None:
+    loops = ("avx2_fp32", "avx2_int8", "avx512_bf16", "avx512_vnni", "amx_int8")
+    rate = {"one_thread": 1.0, "all_threads": 2.0}
+    figures = {"threads": 2, "read_gb_per_s": rate, "peak_gops": dict.fromkeys(loops, rate)}
+    record = {"machine": {"cpu": "a CPU"}, "figures": figures}
+    (tmp_path / "roofline.amx.json").write_text(json.dumps(record))
+    _, _, *lines = result_tables.roofline_table(tmp_path)
+    assert [line.split(" | ")[1] for line in lines] == [
+        "memory read, GB/s",
+        "AVX2 FP32, GFLOP/s",
+        "AVX2 INT8, GOP/s",
+        "AVX512 BF16, GFLOP/s",
+        "AVX512 VNNI, GOP/s",
+        "AMX INT8, GOP/s",
+    ]
+
+
 def test_what_is_not_served_has_no_tokens_that_differ(tmp_path: Path) -> None:
     rows = [
         {"model": model, "planting": planting, "name": name, "perplexity": perplexity}
