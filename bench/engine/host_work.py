@@ -228,16 +228,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, default="qwen2-0.5b")
-    parser.add_argument("--quantization", choices=("int8",))
-    parser.add_argument("--num-threads", type=int)
-    parser.add_argument("--batch-size", type=int, nargs="+", default=(1, 32))
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--no-kernels", action="store_true", help="warm caches; tokens are 0")
-    parser.add_argument("--served", action="store_true", help="no log probabilities, and streams")
+    parser.add_argument(
+        "--shape",
+        choices=SHAPES,
+        default="qwen2-0.5b",
+        help="shape of the model (default %(default)s)",
+    )
+    parser.add_argument(
+        "--quantization", choices=("int8",), help="type of the weights (default bfloat16)"
+    )
+    parser.add_argument(
+        "--num-threads", type=int, help="threads of the kernels (default one a core)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        nargs="+",
+        default=(1, 32),
+        help="numbers of requests at once (default 1 32)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=100, help="measured steps of each batch (default %(default)s)"
+    )
+    parser.add_argument("--no-kernels", action="store_true", help="without kernels: tokens are 0")
+    parser.add_argument("--served", action="store_true", help="stream, without log probabilities")
     parser.add_argument("--stages", action="store_true", help="split the CPU time by stage")
     parser.add_argument("--constrained", action="store_true", help="answers follow a JSON schema")
-    parser.add_argument("--directory", type=Path, default=Path("/tmp/taco-grammar"))
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path("/tmp/taco-grammar"),
+        help="folder of the model with --constrained (default %(default)s)",
+    )
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
     record.check_savable(

@@ -95,12 +95,42 @@ ROUND_SECONDS = 0.05
 
 def main() -> None:
     parser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument("--type", choices=DTYPES, action="append")
-    parser.add_argument("--phase", choices=("decode", "prefill"), action="append")
-    parser.add_argument("--batch", type=int, action="append", help="only these batches of decode")
-    parser.add_argument("--context", type=int, action="append", help="only calls of this length")
-    parser.add_argument("--shared", type=int, default=0, help="decodes share this many tokens")
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        action="append",
+        help="shapes to measure; may be repeated (default all)",
+    )
+    parser.add_argument(
+        "--type",
+        choices=DTYPES,
+        action="append",
+        help="types of the KV cache; may be repeated (default all)",
+    )
+    parser.add_argument(
+        "--phase",
+        choices=("decode", "prefill"),
+        action="append",
+        help="phases to measure; may be repeated (default both)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        action="append",
+        help="only decodes of this number of sequences; may be repeated (default all calls)",
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        action="append",
+        help="only calls of this length in tokens; may be repeated (default all)",
+    )
+    parser.add_argument(
+        "--shared",
+        type=int,
+        default=0,
+        help="tokens that the sequences of a decode share (default %(default)s)",
+    )
     parser.add_argument("--without-torch", action="store_true", help="do not time torch's SDPA")
     args = parser.parse_args()
     if args.shared < 0:

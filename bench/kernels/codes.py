@@ -61,7 +61,12 @@ FORMATS = {
 
 def main() -> None:
     parser = make_parser(__doc__, rounds=7)
-    parser.add_argument("--format", choices=FORMATS, action="append")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        action="append",
+        help="formats of the codes; may be repeated (default all)",
+    )
     add_product_flags(parser, ROWS)
     args = parser.parse_args()
     kernels, _, figures = load_and_measure_limits(args.threads)

@@ -61,9 +61,25 @@ MODELS = {
 
 def main() -> None:
     parser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument("--type", choices=DTYPES, action="append")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        action="append",
+        help="shapes to measure; may be repeated (default all)",
+    )
+    parser.add_argument(
+        "--type",
+        choices=DTYPES,
+        action="append",
+        help="types of the weights; may be repeated (default all)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        default=ROWS,
+        help=f"numbers of rows (default {' '.join(map(str, ROWS))})",
+    )
     args = parser.parse_args()
     kernels, roof, figures = load_and_measure_limits(args.threads)
     figures["layers"] = []

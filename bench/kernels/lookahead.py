@@ -255,8 +255,15 @@ def least(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=5_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=5_000_000,
+        help="tokens that the cache learns (default %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds of each case (default %(default)s)"
+    )
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     arguments = parser.parse_args()
 

@@ -77,8 +77,18 @@ PEAKS = {
 
 def main() -> None:
     parser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument("--type", choices=DTYPES, action="append")
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        action="append",
+        help="shapes to measure; may be repeated (default all)",
+    )
+    parser.add_argument(
+        "--type",
+        choices=DTYPES,
+        action="append",
+        help="types of the weights; may be repeated (default all)",
+    )
     add_product_flags(parser, ROWS)
     args = parser.parse_args()
     kernels, roof, figures = load_and_measure_limits(args.threads)
@@ -99,8 +109,18 @@ def main() -> None:
 
 def add_product_flags(parser: argparse.ArgumentParser, row_counts: Sequence[int]) -> None:
     """Adds flags that choose products; `row_counts` are the default ones."""
-    parser.add_argument("--matrix", action="append", help="qkv, out, gate_up, down or lm_head")
-    parser.add_argument("--rows", type=int, nargs="+", default=row_counts)
+    parser.add_argument(
+        "--matrix",
+        action="append",
+        help="qkv, out, gate_up, down or lm_head; may be repeated (default all)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        default=row_counts,
+        help=f"numbers of rows (default {' '.join(map(str, row_counts))})",
+    )
 
 
 def measure(

@@ -22,7 +22,7 @@ from torch import Tensor
 from bench import record
 from bench.interval import ratio_interval
 from bench.kernels.matmul import COLD_BYTES, MODELS
-from bench.kernels.rounds import load_kernels
+from bench.kernels.rounds import add_threads_flag, load_kernels
 from taco_kernels.cpu.matmul import EncodedRows, multiply
 from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.library import CpuKernels
@@ -38,11 +38,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--outliers", type=int, nargs="+", default=OUTLIERS, help="of each row")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--save", action="store_true")
+    add_threads_flag(parser)
+    parser.add_argument(
+        "--outliers",
+        type=int,
+        nargs="+",
+        default=OUTLIERS,
+        help=f"numbers of outliers in each row (default {' '.join(map(str, OUTLIERS))})",
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        default=ROWS,
+        help=f"numbers of rows (default {' '.join(map(str, ROWS))})",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=7,
+        help="pairs of each product, at least 2 (default %(default)s)",
+    )
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     kernels = load_kernels(args.threads)

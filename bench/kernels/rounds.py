@@ -52,10 +52,24 @@ def make_parser(description: str | None, *, rounds: int) -> argparse.ArgumentPar
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=rounds)
+    add_threads_flag(parser)
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=rounds,
+        help="rounds of each measurement (default %(default)s)",
+    )
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     return parser
+
+
+def add_threads_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=torch.get_num_threads(),
+        help="threads of the kernels (default as torch, here %(default)s)",
+    )
 
 
 def show(figures: Mapping[str, object]) -> None:

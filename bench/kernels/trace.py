@@ -31,17 +31,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, default="qwen2-0.5b")
-    parser.add_argument("--quantization", choices=["int8"])
-    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument(
+        "--shape",
+        choices=SHAPES,
+        default="qwen2-0.5b",
+        help="shape of the model (default %(default)s)",
+    )
+    parser.add_argument(
+        "--quantization", choices=["int8"], help="type of the weights (default bfloat16)"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        help="type of the KV cache, as in taco_llm serve (default %(default)s)",
+    )
     parser.add_argument(
         "--decode", type=int, nargs="*", default=[1], help="numbers of sequences (default 1)"
     )
     parser.add_argument(
-        "--prefill", type=int, nargs="*", default=[], help="lengths of prompts in tokens"
+        "--prefill",
+        type=int,
+        nargs="*",
+        default=[],
+        help="lengths of prompts in tokens (default none)",
     )
-    parser.add_argument("--steps", type=int, default=3, help="traced steps of each kind")
-    parser.add_argument("--out", type=Path, default=Path("trace.json"))
+    parser.add_argument(
+        "--steps", type=int, default=3, help="traced steps of each kind (default %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("trace.json"), help="the trace (default %(default)s)"
+    )
     args = parser.parse_args()
     worker = load_worker(args.shape, args.quantization, args.kv_cache_dtype)
     names = op_names(worker._runner._model._weights.program.ops)  # type: ignore[attr-defined]

@@ -74,12 +74,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, default="qwen2-0.5b")
-    parser.add_argument("--quantization", choices=["int8"])
-    parser.add_argument("--kv-cache-dtype", default="auto")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--gb-per-s", type=float)
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument(
+        "--shape",
+        choices=SHAPES,
+        default="qwen2-0.5b",
+        help="shape of the model (default %(default)s)",
+    )
+    parser.add_argument(
+        "--quantization", choices=["int8"], help="type of the weights (default bfloat16)"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        help="type of the KV cache, as in taco_llm serve (default %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="measured steps of each kind (default %(default)s)"
+    )
+    parser.add_argument(
+        "--gb-per-s",
+        type=float,
+        help="read bandwidth in GB/s, to print the lower bound (default: no bound)",
+    )
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
     record.check_savable(parser, args, "kv_cache_dtype")
     worker = load_worker(args.shape, args.quantization, args.kv_cache_dtype)

@@ -35,11 +35,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("base", type=Path, help="a checkout of the commit to compare with")
-    parser.add_argument("--shape", choices=SHAPES, default="qwen2-0.5b")
-    parser.add_argument("--quantization", choices=["int8"])
-    parser.add_argument("--kv-cache-dtype", default="auto")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument(
+        "--shape",
+        choices=SHAPES,
+        default="qwen2-0.5b",
+        help="shape of the model (default %(default)s)",
+    )
+    parser.add_argument(
+        "--quantization", choices=["int8"], help="type of the weights (default bfloat16)"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        help="type of the KV cache, as in taco_llm serve (default %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="pairs, at least 2 (default %(default)s)"
+    )
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
     record.check_savable(parser, args, "kv_cache_dtype")
     if args.rounds < 2:

@@ -26,9 +26,13 @@ NUM_PREFILLS, NUM_DECODES = 2, 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, required=True)
-    parser.add_argument("--quantization")
-    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--shape", choices=SHAPES, required=True, help="shape of the model")
+    parser.add_argument("--quantization", help="type of the weights (default bfloat16)")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        help="type of the KV cache, as in taco_llm serve (default %(default)s)",
+    )
     args = parser.parse_args()
     worker = load_worker(args.shape, args.quantization, args.kv_cache_dtype)
     print(json.dumps(time_round(worker)), flush=True)

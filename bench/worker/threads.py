@@ -42,9 +42,13 @@ WORK = ("decode of 1", "decode of 32", "prefill of 512")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="demo", help="a bundled model or a directory")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument(
+        "--model", default="demo", help="a bundled model or a directory (default %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds of each load (default %(default)s)"
+    )
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     parser.add_argument("--contestant", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     record.check_savable(parser, args, "model")
