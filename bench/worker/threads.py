@@ -1,10 +1,10 @@
-"""Cost of a worker's threads beside other load: milliseconds per step, by thread pool.
+"""Milliseconds per worker step under other load, by thread pool.
 
     python -m bench.worker.threads [--model demo] [--rounds 5] [--save]
 
 Compares the CPU kernels' own pool with torch's threads, which wait by OpenMP's default policy or
-sleep at once. Each variant is its own process. They alternate, first alone on the machine, then
-beside one spinning process per core.
+sleep at once. Each variant is its own process. They alternate, first without other load, then with
+one spinning process per core.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from taco_worker.worker import Worker
 MAX_NUM_SEQS = 32
 GREEDY = SamplingParams(temperature=0.0)
 # OpenMP's default is neither of its two policies: it spins for some milliseconds, then sleeps.
-CONTESTANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "kernels, all cores": {"kernels": True},
     "kernels, one thread": {"kernels": True, "num_threads": 1},
     "torch, all cores, default": {"kernels": False},
@@ -49,17 +49,17 @@ def main() -> None:
         "--rounds", type=int, default=5, help="rounds of each load (default %(default)s)"
     )
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
-    parser.add_argument("--contestant", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--variant", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     record.check_savable(parser, args, "model")
     model = str(find_model(args.model) or args.model)
-    if args.contestant is not None:
-        answer_requests(model, **args.contestant)
+    if args.variant is not None:
+        answer_requests(model, **args.variant)
         return
 
     with contextlib.ExitStack() as stack:
         processes = {
-            name: stack.enter_context(contestant(model, **how)) for name, how in CONTESTANTS.items()
+            name: stack.enter_context(start_variant(model, **how)) for name, how in VARIANTS.items()
         }
         figures = {"alone": compare(processes, args.rounds)}
         num_cores = len(os.sched_getaffinity(0))
@@ -86,7 +86,7 @@ def compare(processes: dict[str, subprocess.Popen[str]], rounds: int) -> dict[st
 
 
 @contextlib.contextmanager
-def contestant(
+def start_variant(
     model: str, *, kernels: bool, wait_policy: str | None = None, num_threads: int | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     environment = {
@@ -98,7 +98,7 @@ def contestant(
         environment["OMP_WAIT_POLICY"] = wait_policy
     options = json.dumps({"kernels": kernels, "num_threads": num_threads})
     with subprocess.Popen(
-        [sys.executable, "-m", "bench.worker.threads", "--model", model, "--contestant", options],
+        [sys.executable, "-m", "bench.worker.threads", "--model", model, "--variant", options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
