@@ -1,4 +1,4 @@
-"""Paged attention of the CPU kernels beside this machine's limits and torch's SDPA.
+"""Paged attention of the CPU kernels, compared with this machine's limits and torch's SDPA.
 
     python -m bench.kernels.attention [--threads N] [--model NAME] [--type NAME] [--phase NAME]
         [--batch N] [--context N] [--shared TOKENS] [--without-torch] [--save]

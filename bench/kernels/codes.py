@@ -1,4 +1,4 @@
-"""Products with matrices of codes beside int8 matrices of the same shape.
+"""Products with matrices of codes, compared with int8 matrices of the same shape.
 
     python -m bench.kernels.codes [--threads N] [--format NAME] [--matrix NAME] [--rows N ...]
         [--save]

@@ -1,4 +1,4 @@
-"""The grouped product of a mixture of experts beside the dense product, on the CPU.
+"""The grouped product of a mixture of experts, compared with the dense product, on the CPU.
 
     python -m bench.kernels.experts [--threads N] [--model NAME] [--type NAME] [--rows N ...]
         [--save]

@@ -1,4 +1,4 @@
-"""Matrix products of the CPU kernels beside this machine's limits and torch.mm.
+"""Matrix products of the CPU kernels, compared with this machine's limits and torch.mm.
 
     python -m bench.kernels.matmul [--threads N] [--model NAME] [--type NAME] [--rows N ...]
         [--save]

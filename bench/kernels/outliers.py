@@ -1,4 +1,4 @@
-"""Cost of outliers in int8 activations: products of rows with them beside rows without.
+"""Cost of outliers in int8 activations: rows with them, compared with rows without.
 
     python -m bench.kernels.outliers [--threads N] [--outliers N ...] [--rows N ...] [--pairs N]
         [--save]
@@ -30,7 +30,7 @@ from taco_kernels.library import CpuKernels
 ROWS = (1, 32, 128, 1024)
 OUTLIERS = (4, 16)
 MATRICES = ("qkv", "gate_up", "down")
-SIZE = 1000.0  # of an outlier, beside normal numbers
+SIZE = 1000.0  # of an outlier; the other numbers are normally distributed
 CALL_SECONDS = 0.02
 
 

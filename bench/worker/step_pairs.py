@@ -1,4 +1,4 @@
-"""Worker steps of this checkout beside those of another one, in alternating pairs.
+"""Worker steps of this checkout, compared with those of another one in alternating pairs.
 
     git worktree add ../base COMMIT
     python -m bench.worker.step_pairs ../base [--shape qwen2-0.5b] [--quantization int8]
