@@ -136,12 +136,12 @@ class EngineArgs(DeviceArgs):
         is_advanced=True,
     )
     load_format: str = flag(
-        "Format of the weight files: auto takes what taco_llm convert wrote, else safetensors, else "
-        ".bin files; pt loads only .bin files; npcache (or np-cache) keeps their tensors as NumPy "
+        "Format of the weight files: auto takes what taco_llm convert wrote, else safetensors, "
+        "else .bin files; pt loads only .bin files; npcache (or np-cache) keeps their tensors as NumPy "
         "files beside them; safetensors loads only safetensors; mistral loads "
-        "consolidated*.safetensors with Mistral's names; gguf loads .gguf files; sharded_state maps "
-        "what taco_llm convert wrote; "
-        "tensorizer reads model.tensors, which CoreWeave's tensorizer wrote; "
+        "consolidated*.safetensors with Mistral's names; gguf loads .gguf files; sharded_state "
+        "maps what taco_llm convert wrote; tensorizer reads model.tensors, which CoreWeave's "
+        "tensorizer wrote; "
         "bitsandbytes means --quantization bitsandbytes; dummy makes random weights for profiling.",
         _WORKER,
         default="auto",
@@ -180,8 +180,8 @@ class EngineArgs(DeviceArgs):
     quantized_activations: str = flag(
         "Number format of activations in products with the 4-bit and 8-bit integer weights of a "
         "quantized checkpoint, on a CPU. auto uses int8 for weights in groups of a multiple of 16 "
-        "columns (with AMX: of 64, and without minima), and bfloat16 for others; int8 fails where a "
-        "matrix has others. bfloat16 is slower, and more exact where channels have outliers.",
+        "columns (with AMX: of 64, and without minima), and bfloat16 for others; int8 fails where "
+        "a matrix has others. bfloat16 is slower, and more exact where channels have outliers.",
         _WORKER,
         default="auto",
         choices=("auto", "int8", "bfloat16"),

@@ -189,4 +189,6 @@ def test_contradictions_are_one_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="out is not empty: give a new directory"):
         convert(path, out)
     with pytest.raises(ValueError, match="load format sharded_state cannot be converted"):
-        convert_model(ModelConfig(model=str(out)), tmp_path / "more", lambda: kernels_of(NATIVE[-1], 1))
+        convert_model(
+            ModelConfig(model=str(out)), tmp_path / "more", lambda: kernels_of(NATIVE[-1], 1)
+        )
