@@ -137,8 +137,8 @@ class EngineArgs(DeviceArgs):
     )
     load_format: str = flag(
         "Format of the weight files: auto takes what taco_llm convert wrote, else safetensors, "
-        "else .bin files; pt loads only .bin files; npcache (or np-cache) keeps their tensors as NumPy "
-        "files beside them; safetensors loads only safetensors; mistral loads "
+        "else .bin files; pt loads only .bin files; npcache (or np-cache) keeps their tensors as "
+        "NumPy files beside them; safetensors loads only safetensors; mistral loads "
         "consolidated*.safetensors with Mistral's names; gguf loads .gguf files; sharded_state "
         "maps what taco_llm convert wrote; tensorizer reads model.tensors, which CoreWeave's "
         "tensorizer wrote; "
