@@ -305,7 +305,7 @@ inline I32 dot_unsigned_quad(I32 sum, const int8_t* row, uint32_t quad) {
     }
     return sum;
 }
-#ifdef __AMX_INT8__
+#ifdef TACO_EMULATE_AMX
 inline void store_i8_operands(Int8Operand* p, const F32 (&numbers)[4]) {
     for (int i = 0; i < 4; ++i) store_i8(p + i * LANES, numbers[i]);
 }
