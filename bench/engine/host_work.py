@@ -34,6 +34,7 @@ from bench.engine.stages import watch_stages
 from bench.engine.threads import thread_figures
 from bench.grammar.inputs import model_folder
 from bench.grammar.schemas import endless_schema
+from bench.model_flags import make_model_parser
 from bench.peers.make_checkpoint import SHAPES, number_tokenizer, write_config, write_tokenizer
 from taco_gateway.text.text_engine import TextEngine
 from taco_kernels.cpu.program_structs import Logits
@@ -225,18 +226,7 @@ def show(batch_size: int, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--shape",
-        choices=SHAPES,
-        default="qwen2-0.5b",
-        help="shape of the model (default %(default)s)",
-    )
-    parser.add_argument(
-        "--quantization", choices=("int8",), help="type of the weights (default bfloat16)"
-    )
+    parser = make_model_parser(__doc__)
     parser.add_argument(
         "--num-threads", type=int, help="threads of the kernels (default one a core)"
     )

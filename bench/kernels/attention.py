@@ -33,6 +33,7 @@ from bench import record
 from bench.kernels.rounds import (
     DTYPES,
     Limits,
+    add_shape_flags,
     load_and_measure_limits,
     make_parser,
     show,
@@ -95,18 +96,7 @@ ROUND_SECONDS = 0.05
 
 def main() -> None:
     parser = make_parser(__doc__, rounds=5)
-    parser.add_argument(
-        "--model",
-        choices=MODELS,
-        action="append",
-        help="shapes to measure; may be repeated (default all)",
-    )
-    parser.add_argument(
-        "--type",
-        choices=DTYPES,
-        action="append",
-        help="types of the KV cache; may be repeated (default all)",
-    )
+    add_shape_flags(parser, MODELS, types_of="KV cache")
     parser.add_argument(
         "--phase",
         choices=("decode", "prefill"),

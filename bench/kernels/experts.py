@@ -25,6 +25,7 @@ from bench.kernels.rounds import (
     DTYPES,
     Call,
     Limits,
+    add_shape_flags,
     load_and_measure_limits,
     make_parser,
     show,
@@ -61,18 +62,7 @@ MODELS = {
 
 def main() -> None:
     parser = make_parser(__doc__, rounds=5)
-    parser.add_argument(
-        "--model",
-        choices=MODELS,
-        action="append",
-        help="shapes to measure; may be repeated (default all)",
-    )
-    parser.add_argument(
-        "--type",
-        choices=DTYPES,
-        action="append",
-        help="types of the weights; may be repeated (default all)",
-    )
+    add_shape_flags(parser, MODELS, types_of="weights")
     parser.add_argument(
         "--rows",
         type=int,

@@ -3,7 +3,7 @@
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -69,6 +69,24 @@ def add_threads_flag(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=torch.get_num_threads(),
         help="threads of the kernels (default as torch, here %(default)s)",
+    )
+
+
+def add_shape_flags(
+    parser: argparse.ArgumentParser, models: Iterable[str], *, types_of: str
+) -> None:
+    """Adds `--model` and `--type`, which choose what is measured; None: all."""
+    parser.add_argument(
+        "--model",
+        choices=[*models],
+        action="append",
+        help="shapes to measure; may be repeated (default all)",
+    )
+    parser.add_argument(
+        "--type",
+        choices=DTYPES,
+        action="append",
+        help=f"types of the {types_of}; may be repeated (default all)",
     )
 
 

@@ -10,7 +10,6 @@ the time that threads lose at each kind of barrier. The model has random weights
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from statistics import median
 from bench.kernels.barrier_waits import lost_times
 from bench.kernels.chrome_trace import trace_document
 from bench.kernels.traced_step import OpName, TracedStep, op_names, trace_steps
-from bench.peers.make_checkpoint import SHAPES
+from bench.model_flags import add_kv_cache_dtype_flag, make_model_parser
 from bench.worker.cpu_step import PROMPT_LEN, decode, join, load_worker, prefill
 from taco_worker.worker import Worker
 
@@ -28,23 +27,8 @@ MAX_LINES = 12
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--shape",
-        choices=SHAPES,
-        default="qwen2-0.5b",
-        help="shape of the model (default %(default)s)",
-    )
-    parser.add_argument(
-        "--quantization", choices=["int8"], help="type of the weights (default bfloat16)"
-    )
-    parser.add_argument(
-        "--kv-cache-dtype",
-        default="auto",
-        help="type of the KV cache, as in taco_llm serve (default %(default)s)",
-    )
+    parser = make_model_parser(__doc__)
+    add_kv_cache_dtype_flag(parser)
     parser.add_argument(
         "--decode", type=int, nargs="*", default=[1], help="numbers of sequences (default 1)"
     )

@@ -9,7 +9,6 @@ once, at the bandwidth in --gb-per-s (bench.kernels.roofline measures it).
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bench import record
+from bench.model_flags import add_kv_cache_dtype_flag, make_model_parser
 from bench.peers.make_checkpoint import SHAPES, write_config
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
@@ -71,23 +71,8 @@ class TimedModel:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--shape",
-        choices=SHAPES,
-        default="qwen2-0.5b",
-        help="shape of the model (default %(default)s)",
-    )
-    parser.add_argument(
-        "--quantization", choices=["int8"], help="type of the weights (default bfloat16)"
-    )
-    parser.add_argument(
-        "--kv-cache-dtype",
-        default="auto",
-        help="type of the KV cache, as in taco_llm serve (default %(default)s)",
-    )
+    parser = make_model_parser(__doc__)
+    add_kv_cache_dtype_flag(parser)
     parser.add_argument(
         "--rounds", type=int, default=5, help="measured steps of each kind (default %(default)s)"
     )

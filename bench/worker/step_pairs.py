@@ -9,7 +9,6 @@ is first changes with each round. A ratio below 1 means that this checkout is fa
 the other checkout are compiled first. $TACO_CPU_ISA chooses the instruction set of both.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from bench import record
 from bench.interval import ratio_interval
-from bench.peers.make_checkpoint import SHAPES
+from bench.model_flags import add_kv_cache_dtype_flag, make_model_parser
 
 THIS = Path(__file__).parents[2]
 ROUNDS_SCRIPT = Path(__file__).with_name("step_rounds.py")
@@ -31,24 +30,9 @@ Times = Mapping[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_model_parser(__doc__)
     parser.add_argument("base", type=Path, help="a checkout of the commit to compare with")
-    parser.add_argument(
-        "--shape",
-        choices=SHAPES,
-        default="qwen2-0.5b",
-        help="shape of the model (default %(default)s)",
-    )
-    parser.add_argument(
-        "--quantization", choices=["int8"], help="type of the weights (default bfloat16)"
-    )
-    parser.add_argument(
-        "--kv-cache-dtype",
-        default="auto",
-        help="type of the KV cache, as in taco_llm serve (default %(default)s)",
-    )
+    add_kv_cache_dtype_flag(parser)
     parser.add_argument(
         "--rounds", type=int, default=10, help="pairs, at least 2 (default %(default)s)"
     )
