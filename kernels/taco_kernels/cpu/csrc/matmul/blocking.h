@@ -36,7 +36,7 @@ constexpr int64_t VECTOR_BLOCK_ROWS = 96 / PASS_ROWS * PASS_ROWS;
 // On tiles, a block has up to 512 rows if these leave half of an L2 cache of 2 MB free, else up to
 // 256: each block of rows reads all weights from memory.
 constexpr int64_t TILE_BLOCK_ROWS = 256, MAX_TILE_BLOCK_ROWS = 512;
-constexpr int64_t MAX_TILE_ROW_BYTES = 950 * 1024;
+constexpr int64_t MAX_OPERAND_BYTES = 950 * 1024;
 // Where the rows of a block have more bytes than this, it computes range by range of k, and its
 // sums wait in memory. Not with many columns: their sums would take longer than the rows.
 constexpr int64_t MAX_UNCUT_BYTES = 600 * 1024, RANGE_STEPS = 38;
@@ -91,7 +91,7 @@ private:
     int64_t even_rows(bool by_quads, int64_t row_bytes) const {
         int64_t most = VECTOR_BLOCK_ROWS;
         if (on_tiles) {
-            const bool are_short = row_bytes * MAX_TILE_BLOCK_ROWS <= MAX_TILE_ROW_BYTES;
+            const bool are_short = row_bytes * MAX_TILE_BLOCK_ROWS <= MAX_OPERAND_BYTES;
             most = by_quads && are_short ? MAX_TILE_BLOCK_ROWS : TILE_BLOCK_ROWS;
         }
         const int64_t even = ceil_div(num_rows, ceil_div(num_rows, most));
