@@ -60,6 +60,9 @@ class FakeScheduler(SchedulerServicer):
     async def AttachDrafter(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.DrafterMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.DraftRequest]:
+        # gRPC reports a stream that ends while its peer writes as INTERNAL. The scheduler, too,
+        # reads the hello before it rejects a draft worker.
+        self.drafter_hellos.put_nowait((await anext(request_iterator)).hello)
         with self._listening(request_iterator):
             while (request := await self.requests.get()) is not None:
                 if isinstance(request, grpc.StatusCode):
@@ -95,8 +98,6 @@ class FakeScheduler(SchedulerServicer):
                     self.reports.put_nowait(store_report_from_pb(message.store_report))
                 else:
                     self.outputs.put_nowait(message.output)
-            elif message.HasField("hello"):
-                self.drafter_hellos.put_nowait(message.hello)
             else:
                 self.replies.put_nowait(draft_reply_from_pb(message.reply))
         self.goodbyes.put_nowait(None)
