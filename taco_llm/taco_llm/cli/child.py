@@ -6,7 +6,6 @@ machine gets a command line instead and parses it there, since paths may differ.
 """
 
 import ctypes
-import gc
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from taco_common.garbage import without_collections
+from taco_common.garbage import frozen_imports
 from taco_common.logging import JSON, LogConfig, configure_logging
 from taco_llm.args.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
 from taco_llm.supervisor.child_message import decode_config
@@ -44,9 +43,8 @@ def main() -> int:
 
 def run(service: str, values: Mapping[str, Any]) -> int:
     """Runs a service."""
-    with without_collections():
+    with frozen_imports():
         run_service, kind = _import_service(service)
-        gc.freeze()  # later collections need not visit it either
     return run_service(decode_config(kind, values))
 
 
