@@ -1,14 +1,7 @@
-// Transposes for sets without instructions for them. vec_avx2.h and vec_emulated.h include this.
+// A transpose for sets without instructions for it. vec_avx2.h and vec_emulated.h include this.
 #pragma once
 
 namespace TACO_ISA {
-
-// Transposes 16 x 16 floats.
-inline void transpose_floats(float* out, const float* in) {
-    for (int row = 0; row < 16; ++row) {
-        for (int column = 0; column < 16; ++column) out[column * 16 + row] = in[row * 16 + column];
-    }
-}
 
 // [8 pairs of rows][16 columns][2] to [8 pairs of columns][16 rows][2].
 inline void transpose_pairs(bf16* out, const bf16* in) {

@@ -345,6 +345,36 @@ inline F32 store_operands(Bf16Operand* p, F32 low, F32 high, F32 sum) {
 // Encodes one float for `dot_pairs`.
 inline Bf16Operand encode_bf16(float x) { return x; }
 inline void store_bf16_operand(Bf16Operand* p, F32 v) { store(p, v); }
+// Transposes 8 x 8 floats, in rows of sixteen.
+inline void transpose_eight(float* out, const float* in) {
+    __m256 pairs[8], quads[8];
+    for (int i = 0; i < 8; i += 2) {
+        const __m256 even = _mm256_loadu_ps(in + i * LANES);
+        const __m256 odd = _mm256_loadu_ps(in + (i + 1) * LANES);
+        pairs[i] = _mm256_unpacklo_ps(even, odd);
+        pairs[i + 1] = _mm256_unpackhi_ps(even, odd);
+    }
+    // quads[i] and quads[4 + i]: columns i and 4 + i of the first and of the last four rows.
+    for (int i = 0; i < 8; i += 4) {
+        quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+        quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
+        quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+        quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; ++i) {
+        _mm256_storeu_ps(out + i * LANES, _mm256_permute2f128_ps(quads[i], quads[4 + i], 0x20));
+        _mm256_storeu_ps(out + (4 + i) * LANES,
+                         _mm256_permute2f128_ps(quads[i], quads[4 + i], 0x31));
+    }
+}
+// Transposes 16 x 16 floats.
+inline void transpose_floats(float* out, const float* in) {
+    for (int row = 0; row < LANES; row += 8) {
+        for (int column = 0; column < LANES; column += 8) {
+            transpose_eight(out + column * LANES + row, in + row * LANES + column);
+        }
+    }
+}
 
 }  // namespace TACO_ISA
 

@@ -313,6 +313,12 @@ inline void store_i8_operands(Int8Operand* p, const F32 (&numbers)[4]) {
 inline void encode_i8(Int8Operand* out, const int8_t* q) {
     for (int i = 0; i < LANES; ++i) out[i] = Int8Operand(q[i] + INT8_OFFSET);
 }
+// Transposes 16 x 16 floats.
+inline void transpose_floats(float* out, const float* in) {
+    for (int row = 0; row < 16; ++row) {
+        for (int column = 0; column < 16; ++column) out[column * 16 + row] = in[row * 16 + column];
+    }
+}
 
 }  // namespace TACO_ISA
 
