@@ -41,9 +41,10 @@ from taco_kernels.cpu.matmul import (
     empty_operands,
     multiply_in_turn,
 )
-from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix, packed_bytes
+from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import ALIGNMENT, Arena
+from taco_kernels.panels import matrix_bytes
 
 # n, k, and what is done with the product.
 Shape = tuple[int, int, Literal["store", "add", "gate"]]
@@ -161,7 +162,7 @@ def packed_copies(
         matrix.pack(kernels, weight)
         return matrix
 
-    return cold_copies(make, packed_bytes(n, k, dtype, gated))
+    return cold_copies(make, matrix_bytes(n, k, dtype.itemsize, gated=gated))
 
 
 def cold_copies(make: Callable[[Tensor], WeightMatrix], num_bytes: int) -> list[WeightMatrix]:

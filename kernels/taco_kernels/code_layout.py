@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from taco_kernels.panels import PANEL
+
 if TYPE_CHECKING:
     from taco_kernels.group_codes import CodeKind
 
 ScaleType = Literal["F32", "BF16", "F16", "F8_E8M0"]
 StepType = Literal["U8", "I8", "F8_E4M3"]
 
-PANEL = 16  # rows of W in a panel
 _SCALE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E8M0": 1}
 _ZERO_BYTES = 2
 _BLOCK_BYTES = 64

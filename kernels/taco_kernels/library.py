@@ -28,7 +28,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_pool_bf16_operand_bytes": (c_int64, [c_void_p]),
     "taco_pool_int8_operand_bytes": (c_int64, [c_void_p]),
     "taco_pool_operand_tile_rows": (c_int64, [c_void_p]),
-    "taco_pack": (None, [c_void_p, c_void_p]),
+    "taco_pack": (None, [c_void_p, c_void_p, c_int64]),
     "taco_pack_codes": (None, [c_void_p, c_void_p, c_void_p]),
     "taco_read_rows": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
     "taco_encode_rows": (
@@ -225,7 +225,7 @@ def load(
         KernelLibraryError, UnsupportedCpuError, ValueError: as load_library and
             choose_instruction_set.
     """
-    lib = load_library()
+    lib = library()
     return CpuKernels(lib, _choose(lib, isa), num_threads, cpus)
 
 
@@ -235,7 +235,7 @@ def instruction_set() -> str:
     Raises:
         KernelLibraryError, UnsupportedCpuError, ValueError: as load.
     """
-    return _choose(load_library(), None)
+    return _choose(library(), None)
 
 
 def _choose(lib: ctypes.CDLL, wanted: str | None) -> str:

@@ -42,7 +42,7 @@ def main() -> int:
         worker.submit = submit_or_die  # type: ignore[method-assign]
         return worker
 
-    server.load_worker = load_fragile  # type: ignore[attr-defined]
+    server.load_worker = load_fragile  # type: ignore[assignment, attr-defined]
     return child.main()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
+from typing import Literal
 
 from taco_kernels.code_layout import RowSegment
 from taco_proto.config import ModelConfig as WantedModel
@@ -118,6 +119,11 @@ def matrix_bytes(config: WorkerConfig, model: ModelConfig) -> int:
         elif several and name not in mapped:
             num_bytes += prod(parameter.shape) * number_bytes
     return num_bytes
+
+
+def stored_matrix_type(config: WorkerConfig, model: ModelConfig) -> Literal["f32", "bf16"]:
+    """The type of the matrices that a worker on a CPU does not quantize."""
+    return "bf16" if _number_bytes(config, model) == _DTYPE_BYTES["bfloat16"] else "f32"
 
 
 def check_activations(config: WorkerConfig, model: ModelConfig) -> None:

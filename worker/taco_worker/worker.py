@@ -10,7 +10,6 @@ import torch
 from taco_common.logging import MODEL_LOADED, event
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.cores import available_cores
-from taco_kernels.native.mapped_memory import EarlyMemory
 from taco_kernels.native.memory import huge_page_bytes
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
@@ -18,6 +17,7 @@ from taco_proto.grammars import GrammarCommand, GrammarReady
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.sampling_params import ALL_TOKENS
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_worker.backends.cpu.early_weights import EarlyWeights
 from taco_worker.backends.cpu.kernel_startup import start_cpu_kernels
 from taco_worker.backends.model_loading import load_step_model
 from taco_worker.batch.input_batch import InputBatch, PlanError
@@ -76,13 +76,13 @@ class Worker:
         self,
         config: WorkerConfig,
         start_kernels: Callable[[int | None], CpuKernels | None] = start_cpu_kernels,
-        weight_memory: EarlyMemory | None = None,
+        early_weights: EarlyWeights | None = None,
     ) -> None:
         """Load the model.
 
         Args:
             start_kernels: returns the CPU kernels for a number of threads; None means torch.
-            weight_memory: for matrices that are packed for the CPU kernels, if it is large enough.
+            early_weights: matrices that are packed for the CPU kernels already.
 
         Raises:
             ConfigurationError: the model cannot be found, read or run with this configuration.
@@ -99,7 +99,7 @@ class Worker:
                 # With the CPU kernels torch needs one thread; more would compete for the cores.
                 threads = 1 if kernels else available_cores().num_threads(config.num_threads)
                 torch.set_num_threads(threads)
-            model_config, self._model = load_step_model(config, kernels, transfers, weight_memory)
+            model_config, self._model = load_step_model(config, kernels, transfers, early_weights)
             if config.max_logprobs == ALL_TOKENS:
                 config = replace(config, max_logprobs=self._model.plan.vocab_size)
             limits = BatchLimits(

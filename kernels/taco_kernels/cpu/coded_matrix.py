@@ -156,7 +156,7 @@ class CodedMatrix(WeightMatrix):
                     1,
                     part.struct.data,
                 )
-                kernels.lib.taco_pack(kernels.pool, ctypes.byref(packing))
+                kernels.lib.taco_pack(kernels.pool, ctypes.byref(packing), 1)
 
     def pack_codes(self, kernels: CpuKernels, codes: GroupCodes, start: int = 0) -> None:
         """Packs codes [count, k] of rows of W from `start` on.

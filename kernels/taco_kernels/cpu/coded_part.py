@@ -11,11 +11,12 @@ from torch import Tensor
 
 from taco_kernels.code_layout import CodeLayout, RowSegment, ScaleType, StepType, takes_int8
 from taco_kernels.cpu.column_order import ColumnOrder, check_order
-from taco_kernels.cpu.packed_matrix import DTYPES, PANEL
+from taco_kernels.cpu.packed_matrix import DTYPES
 from taco_kernels.cpu.structs import CodePacking, CodePart, CodeWords
 from taco_kernels.group_codes import GroupCodes
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.stored_codes import has_e4m3_nans
+from taco_kernels.panels import PANEL
 
 _KINDS = {"int4": 1, "table16": 1, "int8": 2, "e4m3": 3}
 _KINDS_OF_BITS = {5: 4, 6: 5}

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.packed_matrix import padded_k
 from taco_kernels.cpu.structs import ColumnOrder as ColumnOrderStruct
 from taco_kernels.group_codes import GroupCodes
+from taco_kernels.panels import padded_k
 
 
 class ColumnOrder:
@@ -24,7 +24,7 @@ class ColumnOrder:
         """`columns` has each of 0 to k - 1 once."""
         k = columns.numel()
         self.columns = columns.long()
-        self._padded = torch.full((padded_k(torch.int8, k),), k, dtype=torch.int32)
+        self._padded = torch.full((padded_k(torch.int8.itemsize, k),), k, dtype=torch.int32)
         self._padded[:k] = columns
         self._places = torch.empty(k, dtype=torch.int32)
         self._places[self.columns] = torch.arange(k, dtype=torch.int32)

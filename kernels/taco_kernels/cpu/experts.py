@@ -12,11 +12,12 @@ from torch import Tensor
 from taco_kernels.code_layout import RowSegment, coded_bytes
 from taco_kernels.cpu.coded_matrix import CodedMatrix
 from taco_kernels.cpu.matmul import ACTIVATIONS, EncodedRows
-from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix, packed_bytes
+from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix
 from taco_kernels.cpu.structs import ExpertProduct, GatedActivation, Matrix
 from taco_kernels.group_codes import GroupCodes
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Scratch, allocate
+from taco_kernels.panels import matrix_bytes
 from taco_kernels.reference.activation import ALPHA, check_activation
 
 
@@ -55,7 +56,7 @@ class PackedExperts:
         self.dtype = dtype if codes is None else operands
         self.gated = gated
         if codes is None:
-            size = packed_bytes(n, k, dtype, gated)
+            size = matrix_bytes(n, k, dtype.itemsize, gated=gated)
         else:
             size = coded_bytes(n, k, codes, gated)
         if memory is None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.column_order import ColumnOrder
-from taco_kernels.cpu.packed_matrix import DTYPES, WeightMatrix, padded_k
+from taco_kernels.cpu.packed_matrix import DTYPES, WeightMatrix
 from taco_kernels.cpu.structs import Product, Rows
 from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
+from taco_kernels.panels import padded_k
 from taco_kernels.reference.activation import ALPHA, check_activation
 
 ACTIVATIONS = {
@@ -108,7 +109,7 @@ class EncodedRows:
 def empty_operands(kernels: CpuKernels, dtype: torch.dtype, count: int, k: int) -> Tensor:
     """Memory for `count` rows of k operands of a matrix of `dtype`: [count or more, padded k]."""
     rows = 1 if dtype == torch.float32 else kernels.operand_tile_rows
-    shape = (-(-count // rows) * rows, padded_k(dtype, k))
+    shape = (-(-count // rows) * rows, padded_k(dtype.itemsize, k))
     return torch.empty(shape, dtype=operand_dtype(kernels, dtype))
 
 

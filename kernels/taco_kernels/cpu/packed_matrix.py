@@ -12,9 +12,9 @@ from torch import Tensor
 from taco_kernels.cpu.structs import Matrix, Packing
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import allocate
+from taco_kernels.panels import PANEL, halves, matrix_bytes, num_panels, panel_bytes
 from taco_kernels.segments import MAX_SEGMENTS, TILE_K
 
-PANEL = 16
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -39,7 +39,7 @@ class WeightMatrix(ABC):
         self.dtype = dtype
         self.gated = gated
         self.struct = Matrix(type=DTYPES[dtype], n=n, k=k, segments=segments)
-        self._columns = num_panels(n, gated) * PANEL
+        self._columns = num_panels(n, gated=gated) * PANEL
         self._bias: Tensor | None = None
 
     @property
@@ -123,13 +123,8 @@ class WeightMatrix(ABC):
 
     def _halves(self, rows: Tensor, start: int) -> list[tuple[int, int, Tensor]]:
         """(half, its first row, its rows) of the matrix, or of gate and up of a gated pair."""
-        if not self.gated:
-            return [(0, start, rows)]
-        size = self.shape[0] // 2
-        gate = rows[: max(0, size - start)]
-        up = rows[gate.shape[0] :]
-        parts = [(0, start, gate), (1, max(0, start - size), up)]
-        return [part for part in parts if part[2].shape[0]]
+        found = halves(self.shape[0], start, rows.shape[0], gated=self.gated)
+        return [(half, first, rows[begin:end]) for half, first, begin, end in found]
 
     def _columns_of(self, half: int, first: int, count: int) -> Tensor:
         """The packed columns of some rows of a half."""
@@ -159,14 +154,14 @@ class PackedMatrix(WeightMatrix):
             segments: equal segments of k that are summed one by one, and whose sums are added as
                 a binary tree (csrc/matmul/matrix.h): 1, 2, 4 or 8, of whole tiles of k each. 1 for
                 int8, whose sums are exact.
-            memory: uint8 [packed_bytes(n, k, dtype, gated)], aligned to 64 bytes, to use instead
-                of new memory.
+            memory: uint8 [panels.matrix_bytes(...)], aligned to 64 bytes, to use instead of new
+                memory: zeros, or rows that are packed already.
         """
         super().__init__(n, k, dtype, gated=gated, segments=segments)
-        num_bytes = packed_bytes(n, k, dtype, gated)
-        self._panel_bytes = padded_k(dtype, k) * PANEL * dtype.itemsize
-        self._data = allocate(num_bytes) if memory is None else memory
-        self._data[-(2 if gated else 1) * self._panel_bytes :].zero_()  # columns past the last
+        self._panel_bytes = panel_bytes(dtype.itemsize, k)
+        if memory is None:
+            memory = allocate(matrix_bytes(n, k, dtype.itemsize, gated=gated))
+        self._data = memory
         quantized = dtype == torch.int8
         self._scales = torch.zeros(self._columns) if quantized else None
         self._column_sums = torch.zeros(self._columns, dtype=torch.int32) if quantized else None
@@ -223,7 +218,7 @@ class PackedMatrix(WeightMatrix):
                 None if self._scales is None else self._scales[column:].data_ptr(),
                 None if self._column_sums is None else self._column_sums[column:].data_ptr(),
             )
-            kernels.lib.taco_pack(kernels.pool, ctypes.byref(packing))
+            kernels.lib.taco_pack(kernels.pool, ctypes.byref(packing), 1)
 
     def _in_order(self, packed: Tensor) -> Tensor:
         if not self.gated:
@@ -256,23 +251,6 @@ def packing_of(
         scales,
         column_sums,
     )
-
-
-def num_panels(n: int, gated: bool) -> int:
-    """Panels of a matrix of n rows; each half of a gated pair has whole panels."""
-    num_halves = 2 if gated else 1
-    return num_halves * -(-n // num_halves // PANEL)
-
-
-def packed_bytes(n: int, k: int, dtype: torch.dtype, gated: bool) -> int:
-    """Bytes of a packed matrix [n, k] without its scales and bias."""
-    return num_panels(n, gated) * PANEL * padded_k(dtype, k) * dtype.itemsize
-
-
-def padded_k(dtype: torch.dtype, k: int) -> int:
-    """k of a matrix of `dtype`, padded to whole AMX tiles."""
-    group = 64 // dtype.itemsize
-    return k if dtype == torch.float32 else -(-k // group) * group
 
 
 def _check_segments(segments: int, k: int, dtype: torch.dtype) -> None:

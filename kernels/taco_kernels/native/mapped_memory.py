@@ -6,6 +6,7 @@ A 2 MiB page takes one TLB entry and one page fault instead of 512 of each with 
 import ctypes
 import mmap
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 HUGE_PAGE = 2 << 20
@@ -32,53 +33,83 @@ def map_memory(num_bytes: int) -> mmap.mmap:
     return mapping
 
 
-class EarlyMemory:
-    """Memory that a thread touches while the process does something else.
+def touch(address: int, num_bytes: int) -> Iterator[None]:
+    """Touches memory of zeros, and pauses between pieces.
 
     A first touch of 1 GiB takes 0.2 s, and several seconds on a virtual machine whose host gives it
     memory at the first touch.
     """
+    for start in range(0, num_bytes, _PIECE_BYTES):
+        _memset(address + start, 0, min(_PIECE_BYTES, num_bytes - start))
+        yield
 
-    def __init__(self, num_bytes: int, num_spare_bytes: int = 0) -> None:
+
+class EarlyMemory:
+    """Memory that a thread touches or fills while the process does something else.
+
+    Attributes:
+        begin: where the memory begins in its mapping: at a huge page.
+        address: of that place.
+    """
+
+    def __init__(
+        self,
+        num_bytes: int,
+        num_spare_bytes: int = 0,
+        write: Callable[[int, int], Iterator[None]] = touch,
+    ) -> None:
         """Starts the thread.
 
         Args:
-            num_bytes: how much will surely be used; it is touched.
+            num_bytes: how much will surely be used.
             num_spare_bytes: how much more may be used.
+            write: is called with the address and `num_bytes`, and may write there; what it yields
+                is ignored. The thread stops at a `yield` once the memory is needed.
 
         Raises:
             MemoryError: the system cannot map it.
         """
         self._num_bytes = num_bytes
-        self._mapping: mmap.mmap | None = map_memory(num_bytes + num_spare_bytes)
+        self._mapping: mmap.mmap | None = map_memory(num_bytes + num_spare_bytes + HUGE_PAGE)
+        # The mapping cannot be resized while a buffer of it exists.
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        self.begin = -address % HUGE_PAGE
+        self.address = address + self.begin
+        self._write = write
         self._is_ending = False
-        self._thread = threading.Thread(target=self._touch, name="early-memory", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="early-memory", daemon=True)
         self._thread.start()
 
+    def holds(self, num_bytes: int) -> bool:
+        """Whether as much can be taken."""
+        return self._mapping is not None and self.begin + num_bytes <= len(self._mapping)
+
     def take(self, num_bytes: int) -> mmap.mmap | None:
-        """Ends the touching, and gives memory away: zeros. The rest goes back to the system.
+        """Ends the thread, and gives memory away. The rest goes back to the system.
 
         Returns:
-            A mapping of `num_bytes`; None if there is less, or it was taken before.
+            A mapping with `num_bytes` from `begin` on, zeros where `write` wrote nothing; None if
+            there is less, or it was taken before.
         """
         self.close()
+        is_enough = self.holds(num_bytes)
         mapping, self._mapping = self._mapping, None
-        if mapping is None or len(mapping) < num_bytes:
+        if mapping is None or not is_enough:
             return None
-        mapping.resize(num_bytes)
+        mapping.resize(self.begin + num_bytes)
         return mapping
 
+    def release(self) -> None:
+        """Ends the thread, and gives the memory back to the system."""
+        self.close()
+        self._mapping = None
+
     def close(self) -> None:
-        """Ends the touching."""
+        """Ends the thread."""
         self._is_ending = True
         self._thread.join()
 
-    def _touch(self) -> None:
-        assert self._mapping is not None
-        # The mapping cannot be resized while `first` exists.
-        first = ctypes.c_char.from_buffer(self._mapping)
-        address = ctypes.addressof(first)
-        for start in range(0, self._num_bytes, _PIECE_BYTES):
+    def _run(self) -> None:
+        for _ in self._write(self.address, self._num_bytes):
             if self._is_ending:
                 return
-            _memset(address + start, 0, min(_PIECE_BYTES, self._num_bytes - start))

@@ -26,21 +26,21 @@ def allocate(num_bytes: int, early: EarlyMemory | None = None) -> Tensor:
     """Allocates memory without writing to it: untouched pages take none. The tensor owns it.
 
     Args:
-        early: is taken if it is large enough.
+        early: is taken if it is large enough, with what has been written to it.
 
     Returns:
-        uint8 [num_bytes], aligned to 64 bytes, and to a huge page if it fills one.
+        uint8 [num_bytes], zeros, aligned to 64 bytes, and to a huge page if it fills one.
 
     Raises:
         MemoryError: the system cannot map it.
     """
+    if early is not None and (mapping := early.take(num_bytes)) is not None:
+        return torch.frombuffer(mapping, dtype=torch.uint8)[early.begin :]
     if num_bytes < _MIN_MAPPED_BYTES:
-        memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+        memory = torch.zeros(num_bytes + ALIGNMENT, dtype=torch.uint8)
         return _aligned(memory, ALIGNMENT, num_bytes)
     alignment = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0  # any page has the smaller one
-    mapping = None if early is None else early.take(num_bytes + alignment)
-    if mapping is None:
-        mapping = map_memory(num_bytes + alignment)
+    mapping = map_memory(num_bytes + alignment)
     return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), alignment or ALIGNMENT, num_bytes)
 
 

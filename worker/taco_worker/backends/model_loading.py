@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from taco_kernels.library import CpuKernels
-from taco_kernels.native.mapped_memory import EarlyMemory
 from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_worker.devices.transfers import Transfers
@@ -26,6 +25,7 @@ from taco_worker.quant.registry import stored_as
 
 if TYPE_CHECKING:
     from taco_worker.backends.cpu.cpu_weights import CpuWeights
+    from taco_worker.backends.cpu.early_weights import EarlyWeights
 
 logger = logging.getLogger("taco.worker")
 
@@ -34,12 +34,12 @@ def load_step_model(
     config: WorkerConfig,
     kernels: CpuKernels | None,
     transfers: Transfers,
-    weight_memory: EarlyMemory | None = None,
+    early_weights: EarlyWeights | None = None,
 ) -> tuple[ModelConfig, StepModel]:
     """Load the model that `config` names: on `kernels`, or on torch without them.
 
     Args:
-        weight_memory: for matrices that are packed for `kernels`.
+        early_weights: matrices that are packed already, if they are for `kernels`.
 
     Raises:
         ValueError: the model cannot be found, read or run with this configuration.
@@ -48,7 +48,7 @@ def load_step_model(
     # Each back end is imported only where it runs.
     if kernels is None:
         return model, _load_on_torch(config, model, transfers)
-    return model, _load_on_kernels(config, model, transfers, kernels, weight_memory)
+    return model, _load_on_kernels(config, model, transfers, kernels, early_weights)
 
 
 def _load_on_torch(config: WorkerConfig, model: ModelConfig, transfers: Transfers) -> StepModel:
@@ -79,7 +79,7 @@ def _load_on_kernels(
     model: ModelConfig,
     transfers: Transfers,
     kernels: CpuKernels,
-    weight_memory: EarlyMemory | None,
+    early_weights: EarlyWeights | None,
 ) -> StepModel:
     from taco_worker.backends.cpu.cpu_model import CpuModel
 
@@ -95,7 +95,7 @@ def _load_on_kernels(
     dtype = resolve_dtype(wanted.dtype, own, transfers.device)
     kv_format = choose_kv_format(config, model, dtype, transfers.device)
     if header is None:
-        weights = _pack_weights(wanted, model, dtype, kernels, weight_memory)
+        weights = _pack_weights(wanted, model, dtype, kernels, early_weights)
     else:
         weights = _map_weights(wanted, model, header, dtype, kernels)
     return CpuModel(model.plan, kernels, weights, kv_format=kv_format)
@@ -131,7 +131,7 @@ def _pack_weights(
     model: ModelConfig,
     dtype: torch.dtype,
     kernels: CpuKernels,
-    memory: EarlyMemory | None,
+    early_weights: EarlyWeights | None,
 ) -> CpuWeights:
     """The weights of a checkpoint, read and packed for the kernels."""
     from taco_worker.backends.cpu.cpu_weights import CpuWeights
@@ -148,7 +148,7 @@ def _pack_weights(
         if is_random
         else code_segments(model.plan, model.quantization, model.online_quantization),
         activations=wanted.quantized_activations,
-        memory=memory,
+        early_weights=early_weights,
     )
     load_weights(weights, model, seed=wanted.seed)
     return weights

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from taco_kernels.code_layout import PANEL, takes_int8
+from taco_kernels.code_layout import takes_int8
+from taco_kernels.panels import PANEL
 from taco_worker.models.code_segments import CodeSegment
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.embed import Embed

@@ -249,7 +249,7 @@ private:
         matrix.data = weights.data();
         const Packing packing = {TableType::f32, w_.data() + first, N,      k, K, type_, 0, 1,
                                  weights.data(), nullptr,           nullptr};
-        taco_pack(pool, &packing);
+        taco_pack(pool, &packing, 1);
         taco_encode_rows(pool, int32_t(type_), COUNT, k, x_.data() + first, K, operands.data(),
                          nullptr, nullptr);
         Floats out(size_t(COUNT * N));

@@ -99,7 +99,7 @@ Packed::Packed(TacoPool* pool, Random& random, DType type, int64_t n, int64_t k,
                                  static_cast<char*>(data_.data()) + part * matrix_.panel_bytes(),
                                  scales_.data() + part * PANEL,
                                  column_sums_.data() + part * PANEL};
-        taco_pack(pool, &packing);
+        taco_pack(pool, &packing, 1);
     }
 }
 

@@ -14,14 +14,15 @@ from taco_kernels.code_layout import RowSegment, takes_int8
 from taco_kernels.cpu.coded_matrix import CodedMatrix
 from taco_kernels.cpu.column_order import ColumnOrder
 from taco_kernels.cpu.experts import PackedExperts
-from taco_kernels.cpu.packed_matrix import PANEL, PackedMatrix, WeightMatrix, packed_bytes
+from taco_kernels.cpu.packed_matrix import PackedMatrix, WeightMatrix
 from taco_kernels.group_codes import GroupCodes
 from taco_kernels.library import CpuKernels
-from taco_kernels.native.mapped_memory import EarlyMemory
-from taco_kernels.native.memory import Arena
+from taco_kernels.panels import PANEL, matrix_bytes
+from taco_worker.backends.cpu.early_weights import EarlyWeights
 from taco_worker.backends.cpu.kept_codes import gated_matrices, kept_bytes, kept_codes
 from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
+from taco_worker.backends.cpu.matrix_memory import MatrixMemory
 from taco_worker.backends.cpu.pending_codes import PendingCodes
 from taco_worker.models.code_segments import CodeSegment
 from taco_worker.models.int8_activations import no_int8_activations
@@ -60,7 +61,7 @@ class CpuWeights:
         quantizes_lm_head: bool = False,
         codes: Mapping[str, Sequence[CodeSegment]] | None = None,
         activations: str = "auto",
-        memory: EarlyMemory | None = None,
+        early_weights: EarlyWeights | None = None,
     ) -> None:
         """Packs matrices in `dtype`, or all of them or the LM head in int8.
 
@@ -69,7 +70,7 @@ class CpuWeights:
                 of bfloat16.
             activations: what is multiplied with codes: bfloat16; auto: int8 where the codes allow
                 it, else bfloat16; int8: they must.
-            memory: for the matrices, if it is large enough.
+            early_weights: memory for the matrices, and those that are packed in it, if they fit.
 
         Raises:
             ValueError: the plan has ops that the kernels do not support, or codes do not allow
@@ -116,7 +117,10 @@ class CpuWeights:
             for name in self._int8_activations
             if any(one.layout and one.layout.has_column_groups for one in self._codes[name])
         }
-        self._memory = Arena(sum(map(self._packed_bytes, names | self._codes.keys())), memory)
+        num_bytes = sum(map(self._packed_bytes, names | self._codes.keys()))
+        self._memory = MatrixMemory(
+            num_bytes, early_weights, kernels.isa, _MATRIX_TYPES[self.matrix_dtype]
+        )
 
     @property
     def program(self) -> LoweredProgram:
@@ -217,7 +221,10 @@ class CpuWeights:
             self._pack_heads(parameter, start, rows)
             return
         if parameter in self._linear_weights:
-            self._matrix(parameter).pack(self._kernels, rows, start)
+            matrix = self._matrix(parameter)
+            first = self._memory.num_packed_rows(parameter, start)
+            if first < rows.shape[0]:
+                matrix.pack(self._kernels, rows[first:], start + first)
         if parameter in self._table_names:
             # Packed with the same numbers, they need not be kept twice.
             if parameter not in self._linear_weights or rows.dtype != self._dtype_of(parameter):
@@ -298,7 +305,7 @@ class CpuWeights:
         if parameter not in self.matrices:
             num_heads, n, k = self._plan.parameters[parameter].shape
             padded = -(-n // PANEL) * PANEL
-            memory = self._memory.take(self._packed_bytes(parameter))
+            memory = self._memory.take(parameter, self._packed_bytes(parameter))
             self.matrices[parameter] = PackedMatrix(
                 num_heads * padded, k, self.matrix_dtype, memory=memory
             )
@@ -347,7 +354,7 @@ class CpuWeights:
     def _matrix(self, parameter: str, order: ColumnOrder | None = None) -> WeightMatrix:
         if parameter not in self.matrices:
             n, k = self._plan.parameters[parameter].shape
-            memory = self._memory.take(self._packed_bytes(parameter))
+            memory = self._memory.take(parameter, self._packed_bytes(parameter))
             gated, segments = parameter in self._gated, self._lowered.segments.get(parameter, 1)
             if codes := self._codes.get(parameter):
                 self.matrices[parameter] = CodedMatrix(
@@ -370,7 +377,7 @@ class CpuWeights:
     def _experts(self, parameter: str) -> PackedExperts:
         if parameter not in self.experts:
             count, n, k = self._plan.parameters[parameter].shape
-            memory = self._memory.take(self._packed_bytes(parameter))
+            memory = self._memory.take(parameter, self._packed_bytes(parameter))
             gated, codes = parameter in self._gated, self._codes.get(parameter)
             self.experts[parameter] = PackedExperts(
                 count,
@@ -390,7 +397,9 @@ class CpuWeights:
         gated, codes = parameter in self._gated, self._codes.get(parameter)
         if codes is not None:
             return kept_bytes(self._plan, parameter, codes, is_gated=gated)
-        return math.prod(several) * packed_bytes(n, k, self._dtype_of(parameter), gated)
+        return math.prod(several) * matrix_bytes(
+            n, k, self._dtype_of(parameter).itemsize, gated=gated
+        )
 
     def _dtype_of(self, parameter: str) -> torch.dtype:
         if parameter in self._int8_weights:

@@ -47,7 +47,8 @@ struct Product;
 struct RowScale;
 struct Rows;
 struct TokenMasks;
-TACO_API void taco_pack(TacoPool* pool, const Packing* packing);
+// Packs one after the other.
+TACO_API void taco_pack(TacoPool* pool, const Packing* packings, int64_t count);
 // words: the codes (matmul/codes/code_packer.h), or null: those of the packing.
 TACO_API void taco_pack_codes(TacoPool* pool, const CodePacking* packing, const CodeWords* words);
 // Copies rows of W, of f32 or bf16 operands, to `out`: [count, matrix->k].

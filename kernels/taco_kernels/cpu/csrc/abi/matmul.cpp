@@ -4,8 +4,10 @@
 #include "dispatch/kernel_table.h"
 #include "runtime/thread_pool.h"
 
-void taco_pack(TacoPool* pool, const Packing* packing) {
-    pool->threads.run([&](Thread& thread) { pool->kernels.pack(thread, *packing); });
+void taco_pack(TacoPool* pool, const Packing* packings, int64_t count) {
+    pool->threads.run([&](Thread& thread) {
+        for (int64_t i = 0; i < count; ++i) pool->kernels.pack(thread, packings[i]);
+    });
 }
 
 void taco_read_rows(TacoPool* pool, const Matrix* matrix, int64_t count, const int64_t* rows,
