@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from taco_common.garbage import unfreezing
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.loading import load_tokenizer
@@ -43,13 +45,17 @@ class AsyncLLMEngine:
                 license is missing.
         """
         worker_config = args.worker_config()
-        self._tokenizer = load_tokenizer(worker_config.model)
         self._licensing = Licensing(worker_config)
-        with contextlib.ExitStack() as undo:
+        with unfreezing(), contextlib.ExitStack() as undo:
             undo.callback(self._licensing.close)
             self._licensing.ask()
-            self._worker = load_worker(worker_config)
+            # The tokenizer loads while torch is imported, and its errors end the loading.
+            pool = ThreadPoolExecutor(1, "tokenizer")
+            tokenizer = pool.submit(load_tokenizer, worker_config.model)
+            pool.shutdown(wait=False)  # the thread ends with its task
+            self._worker = load_worker(worker_config, before_weights=tokenizer.result)
             undo.callback(self._worker.close)
+            self._tokenizer = tokenizer.result()
             self._drafter = _load_drafter(args.drafter_config(), self._worker.info)
             _check_license(self._licensing)
             undo.pop_all()

@@ -298,6 +298,14 @@ def test_get_and_set_tokenizer(checkpoint: Path) -> None:
         llm.get_tokenizer()
 
 
+def test_a_tokenizer_that_cannot_be_read_ends_the_start_before_weights_are(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path)
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match="cannot load the tokenizer in"):
+        LLM(str(model), **ENGINE)
+
+
 def test_without_a_tokenizer(checkpoint: Path) -> None:
     with LLM(str(checkpoint), skip_tokenizer_init=True, **ENGINE) as llm:
         output = llm.generate(prompt_token_ids=[5, 6], sampling_params=GREEDY, use_tqdm=False)[0]
