@@ -9,14 +9,22 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.structs import Matrix, Packing
+from taco_kernels.cpu.structs import MATRIX_TYPES, TENSOR_TYPES, Matrix, Packing
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import allocate
 from taco_kernels.panels import PANEL, halves, matrix_bytes, num_panels, panel_bytes
 from taco_kernels.segments import MAX_SEGMENTS, TILE_K
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {
+    torch.float32: MATRIX_TYPES["f32"],
+    torch.bfloat16: MATRIX_TYPES["bf16"],
+    torch.int8: MATRIX_TYPES["i8"],
+}
+SOURCE_DTYPES = {
+    torch.float32: TENSOR_TYPES["F32"],
+    torch.bfloat16: TENSOR_TYPES["BF16"],
+    torch.float16: TENSOR_TYPES["F16"],
+}
 
 
 class WeightMatrix(ABC):
@@ -113,7 +121,7 @@ class WeightMatrix(ABC):
 
     def _check_rows(self, rows: Tensor, start: int) -> None:
         n, k = self.shape
-        if rows.dtype not in _SOURCE_TYPES or rows.ndim != 2 or rows.stride(1) != 1:
+        if rows.dtype not in SOURCE_DTYPES or rows.ndim != 2 or rows.stride(1) != 1:
             raise ValueError(
                 f"rows must be float32, bfloat16 or float16 with contiguous rows, not "
                 f"{rows.dtype} with strides {rows.stride()}"
@@ -239,7 +247,7 @@ def packing_of(
     """The arguments of `taco_pack` for rows [count, k]; the others are as in its struct."""
     count, k = rows.shape
     return Packing(
-        _SOURCE_TYPES[rows.dtype],
+        SOURCE_DTYPES[rows.dtype],
         rows.data_ptr(),
         count,
         k,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ctypes import Structure, c_bool, c_float, c_int32, c_int64, c_void_p
 
-import torch
 from torch import Tensor
 
+from taco_kernels.cpu.packed_matrix import SOURCE_DTYPES
 from taco_kernels.cpu.structs import (
     Attention,
     Batch,
@@ -21,7 +21,6 @@ from taco_kernels.cpu.structs import (
 
 NORM_KINDS = {"rms": 0, "layer": 1}
 EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
-BUFFER_TYPES = {"f32": 0, "bf16": 1, "i8": 2}
 OP_KINDS = (
     "embed",
     "norm",
@@ -46,7 +45,6 @@ OP_KINDS = (
     "input",
 )
 MAX_BUFFERS = 64  # csrc/program/scratch.h
-_TABLE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Table(Structure):
@@ -171,8 +169,8 @@ def table_struct(table: Tensor) -> Table:
     Raises:
         ValueError: its type is another, or its rows are not contiguous.
     """
-    if table.dtype not in _TABLE_TYPES or table.stride(1) != 1:
+    if table.dtype not in SOURCE_DTYPES or table.stride(1) != 1:
         raise ValueError(
             f"embeddings of {table.dtype} with strides {table.stride()} cannot be read"
         )
-    return Table(table.data_ptr(), table.stride(0), _TABLE_TYPES[table.dtype])
+    return Table(table.data_ptr(), table.stride(0), SOURCE_DTYPES[table.dtype])

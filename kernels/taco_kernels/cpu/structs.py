@@ -2,6 +2,10 @@
 
 from ctypes import Structure, c_bool, c_float, c_int32, c_int64, c_void_p
 
+# `DType`, and `TableType` by the names in safetensors files (native/csrc/runtime/types.h).
+MATRIX_TYPES = {"f32": 0, "bf16": 1, "i8": 2}
+TENSOR_TYPES = {"F32": 0, "BF16": 1, "F16": 2}
+
 
 class ColumnOrder(Structure):
     _fields_ = (("columns", c_void_p), ("places", c_void_p))

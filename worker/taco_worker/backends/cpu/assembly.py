@@ -19,7 +19,7 @@ from taco_kernels.cpu.kv_cache import PagedKV
 from taco_kernels.cpu.matmul import ACTIVATIONS
 from taco_kernels.cpu.program import ProgramRunner
 from taco_kernels.cpu.routing import router_struct
-from taco_kernels.cpu.structs import ExpertProduct
+from taco_kernels.cpu.structs import MATRIX_TYPES, ExpertProduct
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference.rotary import ROTARY_STYLES
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
@@ -58,7 +58,7 @@ class Assembly:
         buffers = [
             abi.Buffer(
                 columns=buffer.columns,
-                type=abi.BUFFER_TYPES[buffer.type],
+                type=MATRIX_TYPES[buffer.type],
                 num_groups=buffer.num_groups,
                 is_local=buffer.is_local,
                 clears_tail=buffer.clears_tail,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from taco_kernels.cpu.structs import Packing
+from taco_kernels.cpu.structs import MATRIX_TYPES, TENSOR_TYPES, Packing
 from taco_kernels.library import load
 from taco_kernels.native.cores import available_cores
 from taco_kernels.native.mapped_memory import EarlyMemory, touch
@@ -29,9 +29,6 @@ from taco_worker.quant.safetensors_header import IndexedTensor, read_safetensors
 
 logger = logging.getLogger("taco.worker")
 
-# As csrc/matmul/matrix.h numbers them.
-_SOURCE_TYPES = {"F32": 0, "BF16": 1, "F16": 2}
-_TYPES: dict[MatrixType, int] = {"f32": 0, "bf16": 1}
 _ITEM_SIZES: dict[MatrixType, int] = {"f32": 4, "bf16": 2}
 # Between two batches the thread needs the interpreter's lock, which may take 5 ms.
 _BATCH_BYTES = 32 << 20
@@ -204,12 +201,12 @@ class EarlyWeights:
             for half, first, begin, end in found:
                 begin, end = done + begin, done + end
                 packing = Packing(
-                    _SOURCE_TYPES[tensor.dtype],
+                    TENSOR_TYPES[tensor.dtype],
                     source + begin * row_bytes,
                     end - begin,
                     k,
                     k,
-                    _TYPES[self._type],
+                    MATRIX_TYPES[self._type],
                     first,
                     2 if matrix.is_gated else 1,
                     address + matrix.place + half * panel_bytes(self._itemsize, k),
@@ -249,6 +246,6 @@ def _is_stored_as_rows(fill: Fill, tensor: IndexedTensor) -> bool:
         and not fill.views
         and len(tensor.shape) == 2
         and tensor.end > tensor.start
-        and tensor.dtype in _SOURCE_TYPES
+        and tensor.dtype in TENSOR_TYPES
         and fill.fits(tensor.shape)
     )
