@@ -1,6 +1,7 @@
 """Matrices that are packed before torch is imported have the bits of those packed after it."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -90,28 +91,41 @@ def loaded(
     early: EarlyWeights | None = None,
     dtype: torch.dtype = torch.bfloat16,
     quantization: str | None = None,
+    *,
+    quantize_lm_head: bool = False,
 ) -> CpuWeights:
     model = find_checkpoint(ModelConfig(model=str(path)))
     weights = CpuWeights(
-        model.plan, kernels, dtype=dtype, quantization=quantization, early_weights=early
+        model.plan,
+        kernels,
+        dtype=dtype,
+        quantization=quantization,
+        quantizes_lm_head=quantize_lm_head,
+        early_weights=early,
     )
     load_weights(weights, model)
     return weights
 
 
 def matrices(weights: CpuWeights) -> dict[str, list[int]]:
-    """The bytes of all matrices."""
-    found = {name: one._data for name, one in weights.matrices.items()}  # type: ignore[attr-defined]
+    """The content of all matrices."""
+    found = dict(weights.matrices)
     for name, experts in weights.experts.items():
-        found |= {f"{name} {i}": one._data for i, one in enumerate(experts.matrices)}  # type: ignore[attr-defined]
-    return {name: data.tolist() for name, data in found.items()}
+        found |= {f"{name} {i}": one for i, one in enumerate(experts.matrices)}
+    content: dict[str, list[int]] = {}
+    for name, one in found.items():
+        arrays = {"data": one._data, **one.column_arrays}  # type: ignore[attr-defined]
+        content |= {f"{name} {part}": array.tolist() for part, array in arrays.items()}
+    return content
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("num_batches", [0, 1, 3, 1000])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_the_bits_do_not_depend_on_when_a_matrix_is_packed(
     checkpoint: str,
     num_batches: int,
+    quantization: str | None,
     kernels: CpuKernels,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -121,11 +135,12 @@ def test_the_bits_do_not_depend_on_when_a_matrix_is_packed(
     path = make_checkpoint(tmp_path, **options)
     stop_after(num_batches, monkeypatch)
 
-    weights = loaded(path, kernels, early := pack(path), dtype)
+    early = pack(path, quantization=quantization)
+    weights = loaded(path, kernels, early, dtype, quantization)
 
     assert weights.memory.data_ptr() == early.memory.address
     assert not early.memory.holds(0)  # taken
-    assert matrices(weights) == matrices(loaded(path, kernels, None, dtype))
+    assert matrices(weights) == matrices(loaded(path, kernels, None, dtype, quantization))
 
 
 def test_all_rows_of_a_plain_model_are_packed_early(kernels: CpuKernels, tmp_path: Path) -> None:
@@ -170,15 +185,27 @@ def test_too_little_memory_is_not_used(kernels: CpuKernels, tmp_path: Path) -> N
     assert matrices(weights) == matrices(loaded(path, kernels))
 
 
-@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"quantize_lm_head": True}])
-def test_matrices_that_are_quantized_are_only_given_memory(
-    options: dict[str, Any], kernels: CpuKernels, tmp_path: Path
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_an_lm_head_is_quantized_early(
+    quantization: str | None, kernels: CpuKernels, tmp_path: Path
 ) -> None:
+    path = make_checkpoint(tmp_path, dtype=torch.bfloat16, tie_word_embeddings=False)
+    early = pack(path, quantization=quantization, quantize_lm_head=True)
+    (head,) = find_checkpoint(ModelConfig(model=str(path))).plan.logits[-1].parameters
+
+    assert head in early.column_arrays
+    assert early.column_arrays.keys() == (early.places.keys() if quantization else {head})
+    found, wanted = (
+        loaded(path, kernels, given, quantization=quantization, quantize_lm_head=True)
+        for given in (early, None)
+    )
+    assert matrices(found) == matrices(wanted)
+
+
+def test_memory_for_codes_is_only_touched(kernels: CpuKernels, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, dtype=torch.bfloat16)
-    early = pack(path, **options)
+    early = pack(path, quantization="fp8")
     assert (early.instruction_set, early.places) == ("", {})
-    weights = loaded(path, kernels, early, quantization="int8")
-    assert matrices(weights) == matrices(loaded(path, kernels, quantization="int8"))
 
 
 def test_several_files_are_packed_up_to_one_that_cannot_be_read(
@@ -226,7 +253,10 @@ def test_a_file_that_cannot_be_read_is_left_to_the_worker(
 
 def test_matrices_for_other_kernels_are_packed_again(kernels: CpuKernels, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, dtype=torch.bfloat16)
-    for attribute, other in (("instruction_set", "another"), ("_type", "f32")):
+    for attribute, other in (
+        ("instruction_set", "another"),
+        ("_types", defaultdict(lambda: "f32")),
+    ):
         early = pack(path)
         setattr(early, attribute, other)
         weights = loaded(path, kernels, early)

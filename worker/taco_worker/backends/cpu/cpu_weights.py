@@ -23,19 +23,21 @@ from taco_worker.backends.cpu.kept_codes import gated_matrices, kept_bytes, kept
 from taco_worker.backends.cpu.lowered_ops import LoweredProgram, MatrixType
 from taco_worker.backends.cpu.lowering import lower_plan
 from taco_worker.backends.cpu.matrix_memory import MatrixMemory
+from taco_worker.backends.cpu.matrix_types import matrix_types
 from taco_worker.backends.cpu.pending_codes import PendingCodes
 from taco_worker.models.code_segments import CodeSegment
 from taco_worker.models.int8_activations import no_int8_activations
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.embed import Embed
-from taco_worker.models.plan.ops.experts import Experts, Route
+from taco_worker.models.plan.ops.experts import Experts
 from taco_worker.models.plan.ops.linear import HeadLinear, Linear
 
 _STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MATRIX_TYPES: dict[torch.dtype, MatrixType] = {
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.int8: "i8",
+_NUMBER_TYPES: dict[torch.dtype, MatrixType] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_DTYPES: dict[MatrixType, torch.dtype] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "i8": torch.int8,
 }
 
 
@@ -87,8 +89,6 @@ class CpuWeights:
         self._kernels = kernels
         ops = list(chain(plan.ops, plan.logits))
         linears = [op for op in ops if isinstance(op, Linear)]
-        heads = [op.weight for op in plan.logits if isinstance(op, Linear)]
-        self._int8_weights = set(heads[-1:]) - (codes or {}).keys() if quantizes_lm_head else set()
         self._linear_weights = {op.weight for op in linears}
         self._head_weights = {op.weight for op in ops if isinstance(op, HeadLinear)}
         self._weight_of_bias = {op.bias: op.weight for op in linears if op.bias is not None}
@@ -101,10 +101,13 @@ class CpuWeights:
             for bias, weight in ((op.gate_up_bias, op.gate_up), (op.down_bias, op.down))
             if bias is not None
         }
-        logits = {op.logits for op in ops if isinstance(op, Route)}
-        self._router_weights = {op.weight for op in linears if op.out in logits}
-        names = self._linear_weights | self._head_weights | self._expert_weights
-        self._types = {name: _MATRIX_TYPES[self._dtype_of(name)] for name in names}
+        self._types = matrix_types(
+            plan,
+            _NUMBER_TYPES[dtype],
+            quantization,
+            quantizes_lm_head=quantizes_lm_head,
+            coded=codes or {},
+        )
         self._lowered: LoweredProgram = lower_plan(plan, self._types)
         self._gated = gated_matrices(plan, self._lowered)
         self._codes = self._kept_codes(codes or {})
@@ -117,10 +120,8 @@ class CpuWeights:
             for name in self._int8_activations
             if any(one.layout and one.layout.has_column_groups for one in self._codes[name])
         }
-        num_bytes = sum(map(self._packed_bytes, names | self._codes.keys()))
-        self._memory = MatrixMemory(
-            num_bytes, early_weights, kernels.isa, _MATRIX_TYPES[self.matrix_dtype]
-        )
+        num_bytes = sum(map(self._packed_bytes, self.matrix_names))
+        self._memory = MatrixMemory(num_bytes, early_weights, kernels.isa, self._types)
 
     @property
     def program(self) -> LoweredProgram:
@@ -152,8 +153,7 @@ class CpuWeights:
 
     @property
     def matrix_names(self) -> set[str]:
-        names = self._linear_weights | self._head_weights | self._expert_weights
-        return names | self._codes.keys()
+        return self._types.keys() | self._codes.keys()
 
     @property
     def table_names(self) -> set[str]:
@@ -316,8 +316,7 @@ class CpuWeights:
     ) -> dict[str, tuple[RowSegment, ...]]:
         if self.matrix_dtype != torch.bfloat16:
             return {}
-        others = {name: rows for name, rows in codes.items() if name not in self._int8_weights}
-        return dict(kept_codes(self._plan, others, self._gated))
+        return dict(kept_codes(self._plan, codes, self._gated))
 
     def _of_int8_activations(self) -> frozenset[str]:
         """The matrices of codes that multiply int8 activations.
@@ -368,10 +367,11 @@ class CpuWeights:
                     memory=memory,
                 )
             else:
-                dtype = self._dtype_of(parameter)
                 self.matrices[parameter] = PackedMatrix(
-                    n, k, dtype, gated=gated, segments=segments, memory=memory
+                    n, k, self._dtype_of(parameter), gated=gated, segments=segments, memory=memory
                 )
+                if arrays := self._memory.column_arrays(parameter):
+                    self.matrices[parameter].restore(arrays)
         return self.matrices[parameter]
 
     def _experts(self, parameter: str) -> PackedExperts:
@@ -402,6 +402,4 @@ class CpuWeights:
         )
 
     def _dtype_of(self, parameter: str) -> torch.dtype:
-        if parameter in self._int8_weights:
-            return torch.int8
-        return self.dtype if parameter in self._router_weights else self.matrix_dtype
+        return _DTYPES[self._types[parameter]]

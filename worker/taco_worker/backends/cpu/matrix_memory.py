@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from taco_kernels.native.memory import Arena
@@ -19,17 +21,18 @@ class MatrixMemory:
         num_bytes: int,
         early_weights: EarlyWeights | None,
         instruction_set: str,
-        matrix_type: MatrixType,
+        types: Mapping[str, MatrixType],
     ) -> None:
         """Takes the early weights' memory, if that is enough and what is packed in it fits.
 
         Args:
             num_bytes: of all matrices.
-            instruction_set, matrix_type: of the kernels and the matrices.
+            instruction_set: of the kernels.
+            types: of the matrices, by parameter.
         """
         self._early_weights = None
         if early_weights is not None:
-            if early_weights.fits(instruction_set, matrix_type, num_bytes):
+            if early_weights.fits(instruction_set, types, num_bytes):
                 self._early_weights = early_weights
             else:
                 early_weights.memory.release()
@@ -48,6 +51,12 @@ class MatrixMemory:
             begin = self._early_weights.places[parameter]
             return self._arena.whole[begin : begin + num_bytes]
         return self._arena.take(num_bytes)
+
+    def column_arrays(self, parameter: str) -> dict[str, Tensor]:
+        """The `column_arrays` of a matrix with rows that are packed already."""
+        early = self._early_weights
+        found = {} if early is None else early.column_arrays.get(parameter, {})
+        return {name: torch.from_numpy(array) for name, array in found.items()}
 
     def num_packed_rows(self, parameter: str, start: int) -> int:
         """How many rows are packed already, of a tensor that fills rows from `start` on."""
