@@ -169,3 +169,17 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(
     assert out[280, 5].isnan().all()
     out[280, 5] = whole[280, 5]
     assert torch.equal(out, whole)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("kind", ["keys", "values"])
+def test_what_is_not_a_number_in_the_cache_is_none_for_later_tokens(
+    cpu_kernels: CpuKernels, kv_format: KVFormat, kind: str
+) -> None:
+    sequence = Sequence(Model(kv_format, group=4, head_dim=48), 300, 1)
+    whole = Engine(cpu_kernels, [sequence]).step({0: 300})[0]
+    getattr(sequence, kind)[280, :, 3] = torch.nan
+    out = Engine(cpu_kernels, [sequence]).step({0: 300})[0]
+    # Tokens before it in its span of 256 tokens may read its values too, with a weight of 0.
+    assert torch.equal(out[:192], whole[:192])
+    assert out[280:].isnan().flatten(1).any(dim=1).all()

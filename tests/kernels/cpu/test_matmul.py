@@ -278,16 +278,36 @@ def test_log_probabilities_of_masked_columns_are_rejected(cpu_kernels: CpuKernel
         multiply_argmax(cpu_kernels, rows, matrix, torch.empty(1), masks)
 
 
-def test_nan_in_one_row_does_not_change_argmax_of_others(cpu_kernels: CpuKernels) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spoilt", [slice(3, 4), slice(None)])
+def test_nan_in_one_row_does_not_change_argmax_of_others(
+    cpu_kernels: CpuKernels, dtype: torch.dtype, spoilt: slice
+) -> None:
     x, w = numbers(9, 24), numbers(203, 24, seed=1)
-    matrix = PackedMatrix.from_tensor(cpu_kernels, w)
-    alone = multiply_argmax(cpu_kernels, EncodedRows(cpu_kernels, x, w.dtype), matrix)
-    x[4, 3] = torch.nan
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+    alone = multiply_argmax(cpu_kernels, EncodedRows(cpu_kernels, x, dtype), matrix)
+    x[4, spoilt] = torch.nan
 
-    columns = multiply_argmax(cpu_kernels, EncodedRows(cpu_kernels, x, w.dtype), matrix)
+    columns = multiply_argmax(cpu_kernels, EncodedRows(cpu_kernels, x, dtype), matrix)
 
     alone[4] = NO_TOKEN
     assert torch.equal(columns, alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 40])
+def test_nan_stays_nan(cpu_kernels: CpuKernels, dtype: torch.dtype, count: int) -> None:
+    """In the products of its row of activations, and of its row of weights."""
+    x, w = numbers(count, 70), numbers(50, 70, seed=1)
+    x[0, 40] = torch.nan
+    w[7, 2], w[33] = torch.nan, torch.nan
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+
+    out = multiply(cpu_kernels, EncodedRows(cpu_kernels, x, dtype), matrix)
+
+    is_nan = torch.zeros(count, 50, dtype=torch.bool)
+    is_nan[0], is_nan[:, 7], is_nan[:, 33] = True, True, True
+    assert torch.equal(out.isnan(), is_nan)
 
 
 def test_argmax_skips_padding(cpu_kernels: CpuKernels) -> None:

@@ -5,6 +5,7 @@
 
 #include "dispatch/kernel_table.h"
 #include "isa/partial_vectors.h"
+#include "isa/row_magnitudes.h"
 
 namespace TACO_ISA {
 
@@ -134,12 +135,11 @@ private:
             return 1;
         } else {
             if (!scales) return 1 / scale;
-            F32 sizes = zero();
+            RowMagnitudes magnitudes;
             for (int64_t d = 0; d < dim; d += LANES) {
-                const F32 numbers = load_lanes(row + d, std::min<int64_t>(LANES, dim - d));
-                sizes = max(max(numbers, sub(zero(), numbers)), sizes);
+                magnitudes.add(load_lanes(row + d, std::min<int64_t>(LANES, dim - d)));
             }
-            const float largest = reduce_max(sizes);
+            const float largest = magnitudes.top();  // NaN if a number is
             const bool is_zero = largest < MIN_ROW;
             scales[slot] = is_zero ? 0 : largest / MAX_ITEM<Item>;
             return is_zero ? 0 : MAX_ITEM<Item> / largest;

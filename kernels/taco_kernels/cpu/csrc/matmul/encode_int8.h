@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "isa/partial_vectors.h"
+#include "isa/row_magnitudes.h"
 #include "isa/vector_math.h"
 #include "matmul/matrix.h"
 #include "matmul/operand_layout.h"
@@ -168,25 +169,15 @@ private:
     F32 others_ = zero(), limits_;
 };
 
-// What the scale of a row depends on.
-struct RowMagnitudes {
-    F32 greatest = zero(), sum = zero();
-
-    void add(F32 values) {
-        const F32 magnitudes = abs(values);
-        greatest = max(magnitudes, greatest);
-        sum = TACO_ISA::add(sum, magnitudes);
-    }
-};
-
-// Returns the scale of a row of `k` numbers, whose reciprocal is finite. search(OutlierSearch&)
+// Returns the scale of a row of `k` numbers, whose reciprocal is finite; NaN if one of them is.
+// search(OutlierSearch&)
 // must add all of its numbers; it is called if the row has outliers, which are then found.
 template <class Search>
 inline float choose_scale(const RowMagnitudes& row, int64_t k, RowOutliers& outliers,
                           Search search) {
-    const float top = reduce_max(row.greatest);
-    OutlierCandidates candidates(reduce_add(row.sum) / float(k));
-    if (!(top > candidates.limit())) return std::max(int8_scale(top), SMALLEST_SCALE);
+    const float top = row.top();
+    OutlierCandidates candidates(row.total() / float(k));
+    if (!(top > candidates.limit())) return std::max(int8_scale(top), SMALLEST_SCALE);  // or NaN
     OutlierSearch found(candidates);
     search(found);
     const float greatest_other = found.finish(outliers);

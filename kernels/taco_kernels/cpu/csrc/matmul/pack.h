@@ -98,11 +98,9 @@ private:
     void choose_scales() {
         for (int64_t column = begin_; column < end_; ++column) {
             const SourceRow row = row_of(column);
-            F32 greatest = zero();
-            for (int64_t i = 0; i < packing_.k; i += LANES) {
-                greatest = max(greatest, abs(row.at(i)));
-            }
-            packing_.scales[index_ * PANEL + column] = int8_scale(reduce_max(greatest));
+            RowMagnitudes magnitudes;
+            for (int64_t i = 0; i < packing_.k; i += LANES) magnitudes.add(row.at(i));
+            packing_.scales[index_ * PANEL + column] = int8_scale(magnitudes.top());
             packing_.column_sums[index_ * PANEL + column] = 0;
         }
     }
