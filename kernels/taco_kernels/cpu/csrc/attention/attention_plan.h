@@ -13,7 +13,7 @@ namespace TACO_ISA {
 constexpr int64_t MIN_SPAN_WORK = 16;
 
 // Partition of one sequence: query blocks for each KV head, and parts of its spans. Only a sequence
-// with a single query block is split into parts, since it has too few items for all threads.
+// with a single query block is split into parts, if it has too few heads for all threads.
 struct SequencePlan {
     int64_t first_token, first_position, num_tokens;
     int64_t num_blocks, num_parts, spans_per_part;
@@ -32,6 +32,8 @@ public:
         const int64_t work = choose_block_rows(num_threads);
         // Several parts per thread, so that a slow one can be compensated.
         if (num_threads > 1) work_per_part_ = work / (8 * num_threads);
+        // The sums of a split block take memory for each span.
+        splits_ = num_kv_heads() < 4 * num_threads;
         prefixes_ = PrefixPlan(attention, num_threads);
         const int64_t num_seqs = attention.batch.num_seqs;
         if (num_seqs > 1) {
@@ -69,7 +71,7 @@ public:
         plan.spans.begin = std::max<int64_t>(plan.spans.begin, prefixes_.group_of(s).spans);
         plan.spans_per_part = std::max<int64_t>(1, work_per_part_ / span_work(block_rows(plan)));
         plan.num_parts =
-            plan.num_blocks == 1 ? ceil_div(plan.spans.count(), plan.spans_per_part) : 1;
+            plan.num_blocks == 1 && splits_ ? ceil_div(plan.spans.count(), plan.spans_per_part) : 1;
         plan.record_bytes =
             SpanSums::num_floats(block_rows(plan), padded_value_dim_) * int64_t(sizeof(float));
         return plan;
@@ -156,6 +158,7 @@ private:
     // Not fewer: with scratch for only the 7 rows of a decode step, AVX2 was 2% slower.
     int64_t max_rows_ = MIN_BLOCK_ROWS;
     int64_t work_per_part_ = int64_t(1) << 40;
+    bool splits_ = false;
     int64_t num_items_ = 0, num_split_blocks_ = 0, record_bytes_ = 0;
     PrefixPlan prefixes_;
 };
