@@ -1,9 +1,10 @@
 """Lowers a model plan for the CPU kernels: chooses fusions, operand buffers and stages.
 
-Fusions, each with the same bits as the separate ops:
+Fusions, with the same bits as the separate ops but for one:
 
 - a norm writes the operands of the product that reads it;
-- a product applies the activation (and gate) that follows, and adds to the stream;
+- a product applies the activation (and gate) that follows, and adds to the stream; a gate of silu
+  is only as exact as operands of 16 or 8 bits are (`silu_for_bf16`), if the product has such;
 - attention and activations write operands of bf16 products;
 - rotations of neighbouring heads are one op.
 """

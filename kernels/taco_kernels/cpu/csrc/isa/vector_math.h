@@ -119,8 +119,8 @@ inline F32 reciprocal_for_bf16(F32 x) {
     return guess;
 }
 
-// silu with a relative error below 1.1e-5, for x from -83 on, and a number near 0 below: for
-// products of numbers that were rounded to bf16 (2e-3) or fewer bits.
+// silu with a relative error below 1.1e-5 for x from -83 on, and a number near 0 below, down to
+// -1e30: for products of numbers that were rounded to bf16 (2e-3) or fewer bits.
 inline F32 silu_for_bf16(F32 x) {
     // 2^n is exp(-x), limited so that the reciprocal is a normal number. NaN stays NaN.
     const F32 n = limit_exponent(min(set1(120), mul(x, set1(-LOG2_E))));
