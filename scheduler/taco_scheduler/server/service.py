@@ -358,17 +358,21 @@ class SchedulerService:
     def _send_plans(self) -> None:
         self.engine.expire(time.monotonic())
         for link, replica in self._replicas.items():
-            if (command := replica.grammars.take_command()) is not None:
-                link.set_grammars(command)
+            self._send_grammars(link, replica)
             if not replica.can_act:
                 continue
             self._send_store_commands(link, replica)  # blocks being written are not evicted
             while replica.can_plan:
                 plan = self.engine.plan(replica, time.monotonic())
+                self._send_grammars(link, replica)  # planning may bring requests of other workers
                 if plan is None:
                     break
                 link.send(plan)
             self._send_store_commands(link, replica)  # reads for requests that wait for blocks
+
+    def _send_grammars(self, link: WorkerLink, replica: Replica) -> None:
+        if (command := replica.grammars.take_command()) is not None:
+            link.set_grammars(command)
 
     def _send_store_commands(self, link: WorkerLink, replica: Replica) -> None:
         while (command := replica.worker.blocks.disk.next_command()) is not None:

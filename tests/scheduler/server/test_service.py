@@ -13,6 +13,7 @@ from support.patience import PATIENCE_SECONDS
 from taco_proto.config import SchedulerConfig
 from taco_proto.convert import step_plan_from_pb
 from taco_proto.errors import ConfigurationError
+from taco_proto.grammars import Grammar
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.admission.validation import OtherModelError
@@ -50,6 +51,27 @@ async def test_two_clients_get_their_own_tokens(service: SchedulerService) -> No
         received = await collect(session, 1)
         expected = generate([10 + i, 4, 5], requests[i].sampling, worker.info, i)
         assert received.tokens[1, 0] == expected
+
+
+async def test_a_worker_gets_a_grammar_before_the_requests_that_it_takes_over(
+    service: SchedulerService,
+) -> None:
+    busy = RemoteWorkerLink(worker_info(name="a", max_num_seqs=1))
+    service.attach(busy)
+    session = service.connect("a")
+    grammar = Grammar.of("start: /a+/")
+    for handle in range(4):
+        session.submit(make_request(handle, [handle + 1] * 9, grammar=grammar, max_tokens=4))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await busy.next_command()).plan.epoch == 0:  # type: ignore[union-attr]
+            pass
+        idle = RemoteWorkerLink(worker_info(name="b", max_num_seqs=1))
+        service.attach(idle)
+        first, second = [await idle.next_command() for _ in range(2)]
+    assert first is not None
+    assert second is not None
+    assert list(first.grammars.compiled_hashes) == [grammar.hash]
+    assert list(second.plan.joined.grammar_hashes) == [grammar.hash]
 
 
 async def test_model_info_waits_for_the_first_worker(service: SchedulerService) -> None:
