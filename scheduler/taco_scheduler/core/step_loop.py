@@ -121,8 +121,10 @@ class StepLoop:
         return self._stall_detector.deadline(steps[0], self._last_output_at) if steps else None
 
     def disk_deadline(self) -> float | None:
-        """When a waiting sequence stops waiting for the disk tier; None if none does."""
-        return self._disk_prefetch.deadline()
+        """When a waiting sequence stops waiting for the disk tier, if a step may be planned then;
+        None: never.
+        """
+        return None if self.is_full else self._disk_prefetch.deadline()
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept of a sequence that ended or left the worker."""

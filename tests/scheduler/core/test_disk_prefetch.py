@@ -71,6 +71,26 @@ def test_a_prefix_with_too_few_uses_is_not_written() -> None:
     assert len(d.worker.tiers.files) == 11
 
 
+def test_no_wait_ends_while_no_step_may_be_planned() -> None:
+    """A deadline that has passed would make the scheduler's loop spin."""
+    d = disk_driver()
+    ask_long(d, 0, topic=10)
+    restart(d)
+    d.submit(1, [12] * 3, max_tokens=1)
+    d.run()
+    d.submit(2, [11] * 5, max_tokens=16, ignore_eos=True)
+    d.submit(3, [10] * (LONG - 4) + [0] * 4 + [1], max_tokens=1)
+    assert d.plan()
+    steps = d.peers[0].replica.steps
+    assert steps.is_full
+    waits_until = steps._disk_prefetch.deadline()
+    assert waits_until is not None
+    d.now = waits_until + 1
+    assert steps.disk_deadline() is None
+    assert d.deliver()
+    assert steps.disk_deadline() is not None, "the next turn plans"
+
+
 def test_a_server_that_starts_again_is_warm() -> None:
     d = disk_driver()
     ask_long(d, 0, topic=10)
