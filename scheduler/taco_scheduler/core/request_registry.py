@@ -120,6 +120,7 @@ class RequestRegistry:
 
     def note_unassigned(self, request: Request) -> None:
         """Record that no replica can run the request now: its deadline counts again."""
+        self.wide_logprobs.note_unassigned(request)
         if request.admitted:
             request.admitted = False
             self.admission.requeue(request)

@@ -196,6 +196,7 @@ class StepLoop:
         request, info = sequence.request, self._worker.info
         self._disk_prefetch.forget(sequence)
         self._requests.note_running(request)
+        self._requests.wide_logprobs.note_running(request)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(table.num_cached_tokens, request.num_prompt_tokens)
             self._counters.prompt_tokens += request.num_prompt_tokens

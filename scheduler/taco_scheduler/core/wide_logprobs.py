@@ -14,11 +14,19 @@ class WideLogprobGate:
         self._running: Request | None = None
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence must wait. If not, its request runs until it ends."""
+        """Whether a waiting sequence must wait until another one's request has ended."""
         request = sequence.request
-        if not is_wide(request.sampling) or self._running is request:
+        running = self._running
+        if running is None or running is request or not is_wide(request.sampling):
             return False
-        if self._running is not None and self._running.unfinished:
-            return True
-        self._running = request
-        return False
+        return bool(running.unfinished)
+
+    def note_running(self, request: Request) -> None:
+        """Record that a sequence of the request has got a slot."""
+        if is_wide(request.sampling):
+            self._running = request
+
+    def note_unassigned(self, request: Request) -> None:
+        """Record that no worker can run the request now: others need not wait for it."""
+        if self._running is request:
+            self._running = None

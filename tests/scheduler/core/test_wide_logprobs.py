@@ -48,6 +48,36 @@ def test_a_cancelled_wide_request_lets_the_next_one_run() -> None:
     assert len(d.got.tokens[1, 0]) == 2
 
 
+def test_a_wide_request_that_finds_no_blocks_holds_none_up() -> None:
+    d = Driver(worker_info(vocab_size=20_000, max_logprobs=20_000, num_blocks=8))
+    d.attach()
+    d.submit(0, [1] * 17, max_tokens=8, ignore_eos=True)
+    d.step()
+    d.submit(1, [2] * 25, max_tokens=1, logprobs=WIDE)
+    d.step()
+    assert running(d) == {"request-0"}, "too few blocks are left"
+    d.submit(2, [3] * 2, max_tokens=1, logprobs=WIDE, priority=-1)
+    d.step()
+    assert "request-2" in running(d)
+    d.run()
+    assert set(d.got.tokens) == {(0, 0), (1, 0), (2, 0)}
+
+
+def test_a_wide_request_without_a_worker_holds_none_up() -> None:
+    d = Driver(INFO)
+    large = d.attach(worker_info(vocab_size=20_000, max_logprobs=20_000, num_blocks=64))
+    small = d.attach(worker_info(vocab_size=20_000, max_logprobs=20_000, num_blocks=8))
+    d.submit(0, [1] * 40, max_tokens=20, ignore_eos=True, logprobs=WIDE)
+    for _ in range(3):
+        d.step()
+    assert large.replica.num_running == 1
+    d.lose_worker(large)
+    d.submit(1, [2] * 3, max_tokens=2, ignore_eos=True, logprobs=WIDE)
+    d.run()
+    assert small.replica.num_running == 0
+    assert len(d.got.tokens[1, 0]) == 2
+
+
 def test_too_many_entries_are_rejected() -> None:
     d = Driver(INFO)
     d.attach()
