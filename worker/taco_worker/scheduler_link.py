@@ -129,7 +129,12 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
             announced = pb.StepAnnounced(epoch=plan.epoch, step_id=plan.step_id)
             self._send(pb.WorkerMessage(announced=announced))
             self._go_ahead.wait(GO_AHEAD_SECONDS)
-        self._worker.submit(plan, self._send_output)
+        try:
+            self._worker.submit(plan, self._send_output)
+        except Exception as error:  # a bug must not leave the scheduler waiting for the output
+            logger.exception("step %d of epoch %d raised", plan.step_id, plan.epoch)
+            failed = StepOutput(epoch=plan.epoch, step_id=plan.step_id, error=repr(error))
+            self._send_output(failed)
 
     def _send_report(self, report: StoreReport) -> None:
         self._send(pb.WorkerMessage(store_report=store_report_to_pb(report)))

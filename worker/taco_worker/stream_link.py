@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -16,6 +17,8 @@ from taco_proto.config import MAX_MESSAGE_BYTES, TlsConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_worker.model_thread import ModelThread
+
+logger = logging.getLogger("taco.worker")
 
 Up = TypeVar("Up")
 Down = TypeVar("Down")
@@ -158,7 +161,13 @@ class StreamLink(ABC, Generic[Up, Down]):
                 self.is_used = True
                 future = self._thread.submit(job)
                 self._jobs.add(future)
-                future.add_done_callback(self._jobs.discard)
+                future.add_done_callback(self._note_end)
+
+    def _note_end(self, job: Future[None]) -> None:
+        """Runs in the model's thread, or in the loop's if the job was cancelled."""
+        self._jobs.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None:
+            logger.error("a message of the scheduler could not be carried out", exc_info=error)
 
     async def _write(self, stream: grpc.aio.StreamStreamCall) -> None:
         while (message := await self._send_queue.get()) is not None:
