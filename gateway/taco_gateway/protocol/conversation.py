@@ -7,14 +7,14 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationInfo,
-    field_serializer,
     field_validator,
     model_validator,
 )
 
 from taco_gateway.protocol.cache_control import CacheControl
 from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
-from taco_gateway.protocol.tool_call_arguments import check_arguments, parse_arguments
+from taco_gateway.protocol.null_fields import NullsAreAbsent, without_nulls
+from taco_gateway.protocol.tool_call_arguments import check_arguments
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint
 from taco_gateway.text.request_checks import MAX_TEXT_CHARS
 from taco_proto.errors import InvalidParameterError
@@ -26,12 +26,26 @@ MAX_DOCUMENTS = 1024
 MAX_DOCUMENT_VALUES = 2**14  # of all documents
 
 
+# Types of content parts with text, and the field that has it.
+_TEXT_PARTS = {"refusal": "refusal", "input_text": "text", "output_text": "text"}
+
+
 class TextPart(BaseModel):
+    """A part of a message's content. Refusals, and texts of the Responses API, are text too."""
+
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(value, dict) or kind not in _TEXT_PARTS:
+            return value
+        return {**value, "type": "text", "text": value.get(_TEXT_PARTS[kind])}
 
     @field_validator("type", mode="before")
     @classmethod
@@ -41,19 +55,14 @@ class TextPart(BaseModel):
         return value
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(NullsAreAbsent):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     name: str
-    arguments: str
-
-    @field_serializer("arguments")
-    def _as_templates_read_them(self, arguments: str) -> Any:
-        """Chat templates expect the parsed document and write it as JSON."""
-        return parse_arguments(arguments)
+    arguments: str = ""
 
 
-class ToolCall(BaseModel):
+class ToolCall(NullsAreAbsent):
     """A tool call in an assistant message of the history."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -92,14 +101,14 @@ class ChatMessage(BaseModel):
         """Turns `function_call`, the role `function` and `reasoning` into their newer names."""
         if not isinstance(value, dict):
             return value
-        message = dict(value)
+        message = without_nulls(value)
         if call := message.pop("function_call", None):
             if message.get("tool_calls"):
                 raise ValueError("function_call is the older name of tool_calls: give one of them")
             message["tool_calls"] = [{"function": call}]
         if message.get("role") == "function":
             message["role"] = "tool"
-        if message.get("reasoning_content") is None and "reasoning" in message:
+        if "reasoning_content" not in message and "reasoning" in message:
             message["reasoning_content"] = message["reasoning"]
         return message
 
@@ -120,12 +129,6 @@ class ChatMessage(BaseModel):
         if value is None or value == []:
             raise ValueError("must be a string or a list of text parts")
         return value
-
-    def for_template(self) -> dict[str, Any]:
-        """The message in the form of chat templates; null content becomes an empty string."""
-        message = self.model_dump(exclude_none=True)
-        message.setdefault("content", "")
-        return message
 
 
 class Conversation(BaseModel):
@@ -165,8 +168,8 @@ class Conversation(BaseModel):
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
-        """The messages in the form of chat templates."""
-        return [message.for_template() for message in self.messages]
+        """The messages as plain data."""
+        return [message.model_dump(exclude_none=True) for message in self.messages]
 
     @property
     def breakpoints(self) -> list[Breakpoint]:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from taco_gateway.protocol.cache_control import PromptCacheFields
+from taco_gateway.protocol.null_fields import NullsAreAbsent, without_nulls
 from taco_gateway.protocol.structured_output_fields import StructuredOutputFields
 from taco_gateway.protocol.token_ids import as_list
 from taco_gateway.protocol.unsupported_fields import REJECTED, check_other_fields
@@ -26,7 +27,7 @@ MAX_CACHE_SALT_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(NullsAreAbsent):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     include_usage: bool = False
@@ -95,7 +96,7 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
             InvalidParameterError: an unsupported feature, or contradicting parameters.
             pydantic.ValidationError: a value has the wrong type.
         """
-        given = {name: value for name, value in body.items() if value is not None}
+        given = without_nulls(body)
         check_other_fields(given, REJECTED.keys() - cls.model_fields)
         request = cls.model_validate(given)
         if request.stream_options is not None and not request.stream:

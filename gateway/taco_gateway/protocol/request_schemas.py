@@ -29,7 +29,8 @@ class RequestSchema(Generic[T]):
 
 
 def _tokenize_request(body: Mapping[str, Any]) -> TokenizeTextRequest | TokenizeChatRequest:
-    return (TokenizeChatRequest if "messages" in body else TokenizeTextRequest).from_body(body)
+    has_messages = body.get("messages") is not None
+    return (TokenizeChatRequest if has_messages else TokenizeTextRequest).from_body(body)
 
 
 CHAT = RequestSchema("chat", ChatCompletionRequest.from_body)

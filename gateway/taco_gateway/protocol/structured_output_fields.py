@@ -74,7 +74,7 @@ class StructuredOutputFields(BaseModel):
     def _constraint_names(self) -> list[str]:
         names = ["response_format", PARAM, *(f"guided_{kind}" for kind in _GUIDED)]
         given = [name for name in names if getattr(self, name) not in (None, False, "", [], {})]
-        if self.response_format == {"type": "text"}:
+        if _kind(self.response_format) == "text":
             given.remove("response_format")
         return given
 
@@ -107,10 +107,15 @@ class StructuredOutputFields(BaseModel):
         return replace(constraint, **changes)
 
 
+def _kind(response_format: Any) -> object:
+    return response_format.get("type") if isinstance(response_format, Mapping) else None
+
+
 def _of_response_format(value: Any) -> StructuredOutputsParams:
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind == "json_object":
-        return StructuredOutputsParams(json_object=True)
+    kind = _kind(value)
+    if kind == "json_object":  # some servers take a schema with it
+        schema = value.get("schema") or None
+        return StructuredOutputsParams(json=schema, json_object=True if schema is None else None)
     if kind == "structural_tag":
         return StructuredOutputsParams(structural_tag=value)
     if kind != "json_schema":

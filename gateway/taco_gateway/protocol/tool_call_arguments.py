@@ -3,23 +3,15 @@
 The limits of `strict_json` do not see these documents, so they have separate limits.
 """
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
+from taco_gateway.text.chat_template.template_messages import parse_arguments
 from taco_gateway.text.request_checks import MAX_TEXT_CHARS
 from taco_proto.errors import InvalidParameterError
 
 MAX_VALUES = 2**15  # of all tool calls of a conversation
 MAX_DEPTH = 64
-
-
-def parse_arguments(arguments: str) -> Any:
-    """The document; the string itself if it is not JSON."""
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def check_arguments(calls: Iterable[str]) -> None:

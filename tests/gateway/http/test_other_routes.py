@@ -89,7 +89,9 @@ async def test_metrics_hold_both_parts(make_app: AppMaker) -> None:
 async def test_tokenize_and_back(make_app: AppMaker, tokenizer: Tokenizer) -> None:
     app = make_app(replay([50]))
     found = (
-        await app.http.post("/tokenize", json={"prompt": "The fox", "return_token_strs": True})
+        await app.http.post(
+            "/tokenize", json={"prompt": "The fox", "messages": None, "return_token_strs": True}
+        )
     ).json()
     assert found["tokens"] == tokenizer.encode("The fox")
     assert found["count"] == len(found["tokens"])
@@ -101,7 +103,7 @@ async def test_tokenize_and_back(make_app: AppMaker, tokenizer: Tokenizer) -> No
 
 async def test_tokenize_a_conversation(make_app: AppMaker, tokenizer: Tokenizer) -> None:
     app = make_app(replay([50]))
-    found = (await app.http.post("/tokenize", json={"messages": [USER]})).json()
+    found = (await app.http.post("/tokenize", json={"messages": [USER], "prompt": None})).json()
     text = tokenizer.decode(found["tokens"], skip_special_tokens=False)
     assert text == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 

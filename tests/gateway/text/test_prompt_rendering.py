@@ -109,6 +109,47 @@ def test_nested_strings_are_plain_text_too(any_template: ChatPromptEncoder) -> N
     assert ids.count(BACKEND.encode("<|im_end|>").ids[0]) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [('{"x": 1}', '{"x": 1}'), ({"x": 1}, '{"x": 1}'), ("", "{}"), (" ", "{}"), ("{x", '"{x"')],
+)
+def test_templates_get_the_document_of_a_calls_arguments(
+    any_template: ChatPromptEncoder, arguments: Any, shown: str
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    ids = any_template.encode(
+        [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        chat_template="{{ messages[0].content + messages[0].tool_calls[0].function.arguments|tojson"
+        " }}",
+    )
+    assert text_of(ids) == shown
+    assert call["function"]["arguments"] == arguments  # type: ignore[index]
+
+
+@pytest.mark.parametrize("none", [{}, {"tool_calls": []}, {"tool_calls": None}])
+def test_no_calls_are_no_field(any_template: ChatPromptEncoder, none: dict[str, Any]) -> None:
+    ids = any_template.encode(
+        [{"role": "assistant", "content": "a", **none}],
+        chat_template="{{ 'calls' if 'tool_calls' in messages[0] else messages[0].content }}",
+    )
+    assert text_of(ids) == "a"
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "system"),
+        ("{% for m in messages %}{% if m.role in ['developer'] %}d{% endif %}{% endfor %}", "d"),
+        ("{% if messages[0]['role'] == 'system' %}s{% endif %}", "s"),
+    ],
+)
+def test_developers_are_the_system_of_templates_that_do_not_know_them(
+    any_template: ChatPromptEncoder, template: str, role: str
+) -> None:
+    messages = [{"role": "developer", "content": "a"}]
+    assert text_of(any_template.encode(messages, chat_template=template)) == role
+
+
 # ------------------------------------------------------------ BOS, continuing, content
 
 
@@ -243,7 +284,7 @@ def test_a_templates_own_message_reaches_the_client(any_template: ChatPromptEnco
         (user("x"), {"template_kwargs": {"unknown": 1}}, "chat_template_kwargs"),
         (user("x"), {"continue_final_message": True}, "continue_final_message"),
         (
-            user(None),
+            user([]),
             {"continue_final_message": True, "add_generation_prompt": False},
             "continue_final_message",
         ),

@@ -18,6 +18,7 @@ from taco_gateway.text.chat_template.cache_breakpoints import (
     with_other_text_after,
 )
 from taco_gateway.text.chat_template.special_token_search import SpecialTokenSearch
+from taco_gateway.text.chat_template.template_messages import template_message
 from taco_gateway.text.chat_template.template_pool import TemplatePool
 from taco_gateway.text.chat_template.template_source import (
     PLAIN_TEMPLATE,
@@ -93,7 +94,7 @@ class ChatPromptEncoder:
         template = self._template
         if chat_template is not None:
             template = ChatTemplate(chat_template, self._pool)
-        marked = [self._marked(message) for message in messages]
+        marked = [self._marked(template_message(message)) for message in messages]
         for message in marked:
             _check_content(message.get("content"))
         if continue_final_message:

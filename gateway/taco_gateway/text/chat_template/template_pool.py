@@ -15,12 +15,14 @@ class TemplateFeatures:
         reads_parts: it iterates over the parts of a message's content.
         reads_strings: it accepts content that is a string.
         reads_tool_calls: it reads `tool_calls` of a message.
+        knows_developers: it names the role `developer`.
         variables: names that it reads and that neither it nor the sandbox defines.
     """
 
     reads_parts: bool
     reads_strings: bool
     reads_tool_calls: bool
+    knows_developers: bool
     variables: frozenset[str]
 
 
@@ -44,6 +46,7 @@ class TemplatePool:
             reads_parts=reply["reads_parts"],
             reads_strings=reply["reads_strings"],
             reads_tool_calls=reply["reads_tool_calls"],
+            knows_developers=reply["knows_developers"],
             variables=frozenset(reply["variables"]),
         )
 

@@ -110,6 +110,7 @@ def _analyze(source: str) -> dict[str, Any]:
         "reads_parts": reads_parts,
         "reads_strings": tests_string or not reads_parts,
         "reads_tool_calls": _names(tree, "tool_calls"),
+        "knows_developers": _names(tree, "developer"),
         "variables": sorted(
             jinja2.meta.find_undeclared_variables(tree) - set(_ENVIRONMENT.globals)
         ),

@@ -77,7 +77,7 @@ class ChatTemplate:
                 )
         if any(message.get("tool_calls") for message in messages):
             self._check_reads_tool_calls()
-        fitting = [self._with_fitting_content(message) for message in messages]
+        fitting = [self._fitting(message) for message in messages]
         return self.pool.render(self.source, {**given, **variables, "messages": fitting})
 
     @staticmethod
@@ -100,8 +100,14 @@ class ChatTemplate:
                 "messages",
             )
 
-    def _with_fitting_content(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The message with content in the form that the template reads: a string or parts."""
+    def _fitting(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message with a role that the template knows, and with content in the form that it
+        reads: a string or parts.
+
+        OpenAI replaced the role `system` by `developer`. Many templates leave such messages out.
+        """
+        if message.get("role") == "developer" and not self.features.knows_developers:
+            message = {**message, "role": "system"}
         content = message.get("content")
         if isinstance(content, list) and not self.features.reads_parts:
             return {**message, "content": "\n".join([part["text"] for part in content])}

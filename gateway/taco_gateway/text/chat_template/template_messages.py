@@ -1,0 +1,41 @@
+"""The form in which chat templates read the messages of a conversation."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates read it, whichever interface it came through.
+
+    Templates test whether a message has calls and not how many, join its content to other texts,
+    and write arguments as JSON. So an empty list of calls is absent, missing content is an empty
+    text, and arguments are what their JSON says.
+    """
+    form = dict(message)
+    if form.get("content") is None:
+        form["content"] = ""
+    calls = form.pop("tool_calls", None)
+    if calls:
+        form["tool_calls"] = [_with_document(call) for call in calls]
+    return form
+
+
+def parse_arguments(arguments: str) -> Any:
+    """The document of a call's arguments; the string itself if it is not JSON.
+
+    A call without arguments may have none: they are an empty object.
+    """
+    if not arguments.strip():
+        return {}
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _with_document(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": parse_arguments(function["arguments"])}}
