@@ -15,8 +15,10 @@ from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_proto.logprobs import LogprobColumns, concatenate
 from taco_proto.requests import FinishReason, GenerateRequest
 
-# Unread token ids and log probabilities of a request at which it is cancelled.
+# Unread token ids and log probabilities of a request at which it is cancelled,
 MAX_BUFFERED_VALUES = 2**17
+# unless they are those of fewer steps, which a reader may not have had the time to read.
+MIN_BUFFERED_STEPS = 8
 # Unread values at which a reader that does not hurry is woken.
 BULK_VALUES = 64
 # Unread updates beyond which the next one is merged at once, to save memory.
@@ -55,6 +57,7 @@ class TokenStream:
         self._has_progressed = False  # tokens have arrived since it was assigned
         self._running = set(range(request.sampling.num_outputs))
         self._pending: deque[SequenceUpdate] = deque()
+        self._max_buffered = max(MAX_BUFFERED_VALUES, MIN_BUFFERED_STEPS * _step_values(request))
         self._num_buffered = 0
         self._wakes_at = 0  # unread values
         self._touched = False
@@ -173,7 +176,7 @@ class TokenStream:
             self._pending.append(update)
         self._num_buffered += _num_values(update)
         # Beam search emits its whole answer at once, which the request's checks limit.
-        is_over = self._num_buffered > MAX_BUFFERED_VALUES
+        is_over = self._num_buffered > self._max_buffered
         if is_over and not self.request.sampling.use_beam_search:
             self.close()
             self.fail(EngineError(503, "The client does not read its answer."))
@@ -200,6 +203,11 @@ class TokenStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _step_values(request: GenerateRequest) -> int:
+    """Values of a step in which each sequence has one token."""
+    return request.sampling.num_outputs * (3 + (request.sampling.logprobs or 0))
 
 
 def _num_values(update: SequenceUpdate) -> int:

@@ -12,6 +12,7 @@ from taco_gateway.engine.token_stream import (
     BULK_VALUES,
     MAX_BUFFERED_VALUES,
     MAX_MERGED_ENTRIES,
+    MIN_BUFFERED_STEPS,
     TokenStream,
 )
 from taco_proto import scheduler_pb2 as pb
@@ -218,6 +219,26 @@ async def test_the_texts_of_a_beam_search_come_at_once(
     assert not upstream.cancelled
     updates = await read_all(stream)
     assert [(update.index, len(update.token_ids)) for update in updates] == [(0, half), (1, half)]
+
+
+async def test_steps_with_many_log_probabilities_may_wait(
+    table: RequestTable, upstream: Upstream
+) -> None:
+    """Those of a whole vocabulary are more than the limit."""
+    vocab_size = MAX_BUFFERED_VALUES
+    stream = table.generate(request(n=2, logprobs=vocab_size))
+    handle = stream.request.handle
+    columns = LogprobColumns()
+    ids = list(range(vocab_size + 1))
+    for _ in range(2):
+        columns.append_row(ids, [-1.0] * len(ids), ids)
+    batch = batch_of((handle, 0, [5], RUNNING), (handle, 1, [6], RUNNING))
+    batch.logprobs.CopyFrom(logprobs_to_pb(columns))
+    for _ in range(MIN_BUFFERED_STEPS):
+        table.dispatch(batch)
+        assert not upstream.cancelled
+    table.dispatch(batch)
+    assert upstream.cancelled == [(handle, None)]
 
 
 async def test_prompt_log_probabilities_come_once_and_in_order(table: RequestTable) -> None:
