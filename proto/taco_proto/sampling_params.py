@@ -17,6 +17,7 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_TOKENS = 2**31 - 2
 MAX_SEED = 2**63 - 1
+RANDOM_SEED = -1  # as in vLLM and llama.cpp
 TO_THE_MODELS_LENGTH = -1  # as truncate_prompt_tokens
 TRUNCATION_SIDES = ("left", "right")
 MAX_TEMPERATURE = 1e6  # far beyond where all tokens are equally likely
@@ -65,7 +66,8 @@ class SamplingParams:
         early_stopping: when beam search ends. True: when there are as many complete texts as beams;
             False: when the best beam's score is below theirs; "never": when no beam can reach a
             better score.
-        seed: makes a request's tokens repeatable, whatever runs beside it. None: drawn at random.
+        seed: makes a request's tokens repeatable, whatever runs beside it. None or -1: drawn at
+            random.
         stop: strings that end a sequence; they are cut from the text.
         stop_token_ids: tokens that end a sequence.
         ignore_eos: continue after the model's end-of-sequence token.
@@ -196,6 +198,11 @@ class SamplingParams:
     def num_outputs(self) -> int:
         """Sequences that the scheduler emits. Of beams, it emits the best ones."""
         return self.n if self.use_beam_search else self.num_sequences
+
+    @property
+    def has_seed(self) -> bool:
+        """Whether the client chose the seed."""
+        return self.seed not in (None, RANDOM_SEED)
 
     @property
     def is_greedy(self) -> bool:

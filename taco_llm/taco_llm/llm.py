@@ -112,6 +112,7 @@ class LLM:
         lora_request: None = None,
         prompt_adapter_request: None = None,
         guided_options_request: LLMGuidedOptions | GuidedDecodingRequest | None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generates for all prompts. The outputs have the order of the prompts.
 
@@ -125,6 +126,7 @@ class LLM:
             lora_request, prompt_adapter_request: must be None, since these features are missing.
             guided_options_request: a constraint on all texts, as vLLM 0.6 takes it. Newer programs
                 give `structured_outputs` in `sampling_params`.
+            priority: one number per prompt, of which lower ones run sooner; None: all are 0.
 
         Raises:
             InvalidParameterError: a prompt or a parameter is invalid for the model, or asks for a
@@ -140,7 +142,7 @@ class LLM:
         )
         given = prompts if prompts is not None else prompt_token_ids
         guided = guided_request(guided_options_request) if guided_options_request else None
-        return self._run(_as_list(given), sampling_params, use_tqdm, guided)
+        return self._run(_as_list(given), sampling_params, use_tqdm, guided, priority)
 
     def chat(
         self,
@@ -210,6 +212,10 @@ class LLM:
         """The engine. Its coroutines run in an event loop in another thread."""
         return self._engine
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters that `generate` takes where none are given."""
+        return self._loop.call(self._engine.default_sampling_params())
+
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer as a transformers object, or the one given to `set_tokenizer`.
 
@@ -250,46 +256,56 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         guided: GuidedDecodingRequest | None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         if sampling_params is None:
-            sampling_params = self._loop.call(self._engine.default_sampling_params())
+            sampling_params = self.get_default_sampling_params()
         if isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params] * len(prompts)
-        if len(sampling_params) != len(prompts):
-            raise ValueError(
-                f"sampling_params must have one entry per prompt: got {len(sampling_params)} for "
-                f"{len(prompts)} prompts"
-            )
+        if priority is None:
+            priority = [0] * len(prompts)
+        for name, given in (("sampling_params", sampling_params), ("priority", priority)):
+            if len(given) != len(prompts):
+                raise ValueError(
+                    f"{name} must have one entry per prompt: got {len(given)} for {len(prompts)} "
+                    "prompts"
+                )
         if guided is not None:
             sampling_params = [guided.constrain(params) for params in sampling_params]
         seeded = [self._with_seed(params) for params in sampling_params]
         with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm) as progress:
-            return self._loop.call(self._generate_all(prompts, seeded, progress))
+            return self._loop.call(self._generate_all(prompts, seeded, priority, progress))
 
     def _with_seed(self, params: SamplingParams) -> SamplingParams:
-        if params.seed is not None:
+        if params.has_seed:
             return params
         return params.with_updates(seed=self._seeds.randint(0, MAX_SEED))
 
     async def _generate_all(
-        self, prompts: list[PromptInputs], params: list[SamplingParams], progress: "tqdm[Any]"
+        self,
+        prompts: list[PromptInputs],
+        params: list[SamplingParams],
+        priorities: Sequence[int],
+        progress: "tqdm[Any]",
     ) -> list[RequestOutput]:
         slots = asyncio.Semaphore(self._max_in_flight)
         num_tokens = 0
 
-        async def generate(prompt: PromptInputs, prompt_params: SamplingParams) -> RequestOutput:
+        async def generate(
+            prompt: PromptInputs, prompt_params: SamplingParams, priority: int
+        ) -> RequestOutput:
             nonlocal num_tokens
             async with slots:
-                output = await self._engine.complete(prompt, prompt_params)
+                output = await self._engine.complete(prompt, prompt_params, priority=priority)
             num_tokens += sum(len(sequence.token_ids) for sequence in output.outputs)
             progress.set_postfix(tokens=num_tokens, refresh=False)
             progress.update()
             return output
 
-        pairs = zip(prompts, params, strict=True)
+        requests = zip(prompts, params, priorities, strict=True)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(generate(*pair)) for pair in pairs]
+                tasks = [group.create_task(generate(*request)) for request in requests]
         except ExceptionGroup as errors:
             # Reports the first error only; the other requests were cancelled because of it.
             raise errors.exceptions[0] from None

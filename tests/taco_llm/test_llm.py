@@ -136,6 +136,36 @@ def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
     assert own[0].prompt == "Hi!"
 
 
+def test_a_chat_shows_a_call_as_the_server_does(llm: LLM) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    history = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    template = "{{ messages[0].content }}{{ messages[0].tool_calls[0].function.arguments.x }}"
+    (output,) = llm.chat(history, GREEDY, use_tqdm=False, chat_template=template)
+    assert output.prompt == "1"
+
+
+def test_the_defaults_are_those_of_generate(llm: LLM) -> None:
+    params = llm.get_default_sampling_params().with_updates(max_tokens=1)
+    assert params == SamplingParams(max_tokens=1)
+    assert llm.generate("a", params, use_tqdm=False)[0].finished
+
+
+def test_priorities_are_one_for_each_prompt(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, int]] = []
+    complete = llm.llm_engine.complete
+
+    async def note(prompt: str, params: SamplingParams, *, priority: int) -> RequestOutput:
+        given.append((prompt, priority))
+        return await complete(prompt, params, priority=priority)
+
+    monkeypatch.setattr(llm.llm_engine, "complete", note)
+    llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[2, -1])
+    llm.generate("c", GREEDY, use_tqdm=False)
+    assert sorted(given) == [("a", 2), ("b", -1), ("c", 0)]
+    with pytest.raises(ValueError, match="priority must have one entry per prompt: got 1 for 2"):
+        llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
+
+
 def test_the_seed_makes_sampling_repeatable(checkpoint: Path) -> None:
     texts = []
     for seed in (1, 1, 2):

@@ -299,9 +299,9 @@ class TextEngine:
 
         Args:
             request: without handle and prompt, with the `grammar` of its constraint.
-                `max_tokens=None` is as many as fit; a missing seed is drawn; with `best_of > n` no
-                update comes before all sequences have ended. `pins` are dropped if the prompt is
-                truncated.
+                `max_tokens=None` is as many as fit; a seed that is missing or -1 is drawn; with
+                `best_of > n` no update comes before all sequences have ended. `pins` are dropped if
+                the prompt is truncated.
             clamp_max_tokens: reduce `max_tokens` to what fits instead of rejecting it.
             sum_logprobs: updates carry `logprob_sum`.
             parsing: updates carry `parsed`.
@@ -345,7 +345,7 @@ class TextEngine:
                 logits_processors=processors_of(params, info, self._processor_pattern),
                 max_tokens=max_tokens,
                 min_tokens=min(params.min_tokens, max_tokens),
-                seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
+                seed=params.seed if params.has_seed else secrets.randbelow(MAX_SEED),
                 logprobs=params.logprobs or 0 if needs_logprobs else params.logprobs,
             ),
             pins=pins,

@@ -241,8 +241,53 @@ async def test_roles_and_parts(make_app: AppMaker, tokenizer: Tokenizer) -> None
     )
     text = tokenizer.decode(prompt_of(app.engine.requests[0]), skip_special_tokens=False)
     assert "system\nA<|im_end|>" in text
+    assert "system\nB<|im_end|>" in text
     assert "user\nC<|im_end|>" in text
     assert "assistant\nD<|im_end|>" in text
+
+
+async def test_other_forms_of_a_history(make_app: AppMaker, tokenizer: Tokenizer) -> None:
+    app = make_app(replay([50]))
+    await chat(
+        app,
+        response_format={"type": "text", "json_schema": None},
+        messages=[
+            {"role": "user", "content": [{"type": "input_text", "text": "A"}], "name": None},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "B"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "C"}]},
+            {"role": "user", "content": "D", "tool_calls": None},
+        ],
+    )
+    text = tokenizer.decode(prompt_of(app.engine.requests[0]), skip_special_tokens=False)
+    for message in ("user\nA", "assistant\nB", "assistant\nC", "user\nD"):
+        assert f"{message}<|im_end|>" in text
+
+
+async def test_null_options_of_a_stream_are_absent(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    options = {"include_usage": True, "continuous_usage_stats": None}
+    events = await app.events(PATH, messages=HELLO, stream_options=options)
+    assert [event["usage"] is None for event in events] == [True] * (len(events) - 1) + [False]
+
+
+async def test_json_objects_may_have_a_schema(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for given in (None, {}, schema):
+        await chat(app, response_format={"type": "json_object", "schema": given})
+    any_object, same, with_schema = (request.grammar for request in app.engine.requests)
+    assert any_object is not None
+    assert same == any_object
+    assert with_schema not in (None, any_object)
+
+
+@pytest.mark.parametrize("seed", [None, -1])
+async def test_a_missing_seed_is_drawn(make_app: AppMaker, seed: int | None) -> None:
+    app = make_app(replay([50]))
+    for _ in range(2):
+        await chat(app, seed=seed)
+    first, second = (request.sampling.seed for request in app.engine.requests)
+    assert first != second
 
 
 @pytest.mark.parametrize("stream", [False, True])
