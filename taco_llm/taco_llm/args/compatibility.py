@@ -81,7 +81,8 @@ def _json_or_text(text: str) -> Any:
 
 _TOKENIZER_POOL = "The gateway always tokenizes prompts in threads."
 _REMOTE_CODE = "Code inside a checkpoint is never run; TACO has recipes and converts tokenizers."
-_LORA = "LoRA adapters are not supported"
+_LORA = "LoRA adapters are not supported: merge the adapter into the checkpoint"
+_ONLY_TEXT = "models generate text; embeddings and scores are not supported"
 _PROMPT_ADAPTERS = "prompt adapters are not supported"
 _TRACES = "OpenTelemetry traces are not supported"
 _ONE_DEVICE = "a worker runs the whole model on one device; see --data-parallel-size for more"
@@ -128,6 +129,25 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "calculate_kv_scales": _ignored(
         "An fp8 KV cache without stored scales has one for each token and head.", is_switch=True
     ),
+    "async_scheduling": _ignored(
+        "The scheduler plans the next step while the current one runs.", is_switch=True
+    ),
+    "compilation_config": _ignored("TACO does not use torch.compile.", parse=_json_or_text),
+    "scheduling_policy": _ignored(
+        "Requests of a lower priority number always run sooner; the others in their order.",
+        neutral=("fcfs",),
+        choices=("fcfs", "priority"),
+    ),
+    "chat_template_content_format": _ignored(
+        "The server reads the form of the content from the template.",
+        neutral=("auto",),
+        choices=("auto", "string", "openai"),
+    ),
+    "enable_prompt_tokens_details": _ignored(
+        "The usage of an answer always has its cached tokens.", is_switch=True
+    ),
+    "enable_request_id_headers": _ignored("Every answer has X-Request-Id.", is_switch=True),
+    "disable_hybrid_kv_cache_manager": _ignored("There is one block manager.", is_switch=True),
     "trust_remote_code": _ignored(_REMOTE_CODE, is_switch=True),
     "code_revision": _ignored(_REMOTE_CODE),
     "guided_decoding_backend": _ignored(
@@ -146,6 +166,32 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "distributed_executor_backend": _rejected(
         "only taco_llm serve starts workers on Ray", neutral=("mp",)
     ),
+    "decode_context_parallel_size": _rejected(_ONE_DEVICE, parse=int, neutral=(1,), short="-dcp"),
+    "enable_expert_parallel": _rejected(_ONE_DEVICE, is_switch=True),
+    "speculative_config": _rejected(
+        "set --speculative-model and --num-speculative-tokens", parse=_json_or_text
+    ),
+    "structured_outputs_config": _rejected(
+        "one engine, llguidance, serves structured output; set --reasoning-parser",
+        parse=_json_or_text,
+        neutral=({},),
+    ),
+    "kv_transfer_config": _rejected(
+        "workers do not exchange KV; for host memory and disk see --enable-prefix-cache-offload",
+        parse=_json_or_text,
+    ),
+    "generation_config": _rejected(
+        "defaults come from the checkpoint's generation_config.json", neutral=("auto",)
+    ),
+    "override_generation_config": _rejected(
+        "defaults come from the checkpoint's generation_config.json; requests can set others",
+        parse=_json_or_text,
+        neutral=({},),
+    ),
+    "model_impl": _rejected("models run as TACO's own recipes", neutral=("auto",)),
+    "task": _rejected(_ONLY_TEXT, neutral=("auto", "generate")),
+    "runner": _rejected(_ONLY_TEXT, neutral=("auto", "generate")),
+    "enable_sleep_mode": _rejected("a worker keeps its weights while it runs", is_switch=True),
     "enable_lora": _rejected(_LORA, is_switch=True),
     "lora_modules": _rejected(_LORA, takes_several=True),
     "max_loras": _rejected(_LORA, parse=int, neutral=(1,)),

@@ -161,7 +161,8 @@ class EngineArgs(DeviceArgs):
     )
     dtype: str = flag(
         "Number format of weights and activations. auto uses the format in the checkpoint's "
-        "config.json; half is float16 and float is float32. A CPU computes float16 in float32.",
+        "config.json, and on a CPU bfloat16 in place of float16; half is float16 and float is "
+        "float32. A CPU computes an explicit float16 in float32.",
         _WORKER,
         default="auto",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),

@@ -37,7 +37,8 @@ def add_model_argument(parser: Parser) -> None:
         "model_tag",
         metavar="MODEL",
         nargs="?",
-        help="Model to serve: a directory, a Hugging Face hub id, or a bundled model such as demo.",
+        help="Model to serve: a directory, a Hugging Face hub id, a GGUF file, or a bundled model "
+        "such as demo.",
     )
 
 

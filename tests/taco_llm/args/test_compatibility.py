@@ -13,7 +13,7 @@ from taco_llm.cli.main import build_parser, main
 from taco_llm.cli.options import collect
 from taco_proto.errors import ConfigurationError
 
-# With neutral values as vLLM 0.6 has them.
+# With neutral values as vLLM has them.
 NEUTRAL: dict[str, Any] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
@@ -33,6 +33,11 @@ NEUTRAL: dict[str, Any] = {
     "use_v2_block_manager": False,
     "trust_remote_code": False,
     "num_lookahead_slots": 0,
+    "decode_context_parallel_size": 1,
+    "enable_expert_parallel": False,
+    "generation_config": "auto",
+    "runner": "generate",
+    "task": "auto",
 }
 # Arguments of missing features, with a value that asks for the feature.
 MISSING: dict[str, Any] = {
@@ -40,6 +45,17 @@ MISSING: dict[str, Any] = {
     "pipeline_parallel_size": 2,
     "sequence_parallel_size": 2,
     "speculative_draft_tensor_parallel_size": 2,
+    "decode_context_parallel_size": 2,
+    "enable_expert_parallel": True,
+    "speculative_config": {"method": "ngram"},
+    "structured_outputs_config": {"backend": "xgrammar"},
+    "kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"},
+    "generation_config": "vllm",
+    "override_generation_config": {"temperature": 0.5},
+    "model_impl": "transformers",
+    "task": "embed",
+    "runner": "pooling",
+    "enable_sleep_mode": True,
     "enable_lora": True,
     "lora_modules": ["a=b"],
     "max_loras": 4,
@@ -77,6 +93,13 @@ IGNORED: dict[str, Any] = {
     "max_context_len_to_capture": 100,
     "disable_log_requests": True,
     "calculate_kv_scales": True,
+    "async_scheduling": True,
+    "compilation_config": {"level": 3},
+    "disable_hybrid_kv_cache_manager": True,
+    "scheduling_policy": "priority",
+    "chat_template_content_format": "string",
+    "enable_prompt_tokens_details": True,
+    "enable_request_id_headers": True,
     "trust_remote_code": True,
     "code_revision": "main",
     "guided_decoding_backend": "lm-format-enforcer",
