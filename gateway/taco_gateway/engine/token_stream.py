@@ -15,9 +15,10 @@ from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_proto.logprobs import LogprobColumns, concatenate
 from taco_proto.requests import FinishReason, GenerateRequest
 
-# Unread token ids and log probabilities of a request at which it is cancelled,
+# A request with more unread token ids and log probabilities is cancelled.
 MAX_BUFFERED_VALUES = 2**17
-# unless they are those of fewer steps, which a reader may not have had the time to read.
+# As many steps of a request may be unread, however many values they have: they may all arrive
+# before its reader runs.
 MIN_BUFFERED_STEPS = 8
 # Unread values at which a reader that does not hurry is woken.
 BULK_VALUES = 64
@@ -124,8 +125,9 @@ class TokenStream:
             finally:
                 self._waiter = None
         update = self._pending.popleft()
-        if self._pending:
-            _merge(update, self._take_run(update))
+        run = self._take_run(update)
+        self._num_buffered -= sum(map(_num_values, (update, *run)))
+        _merge(update, run)
         if not self._pending:
             self._num_buffered = 0
         return update

@@ -43,7 +43,7 @@ class TextPart(BaseModel):
     @classmethod
     def _as_text(cls, value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None
-        if not isinstance(value, dict) or kind not in _TEXT_PARTS:
+        if not isinstance(value, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
             return value
         return {**value, "type": "text", "text": value.get(_TEXT_PARTS[kind])}
 

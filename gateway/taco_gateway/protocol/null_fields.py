@@ -7,6 +7,7 @@ from pydantic import BaseModel, model_validator
 
 
 def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an object that count."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -20,8 +20,8 @@ class StructuredOutputFields(BaseModel):
 
     response_format: Any = Field(
         default=None,
-        description="`text`, `json_object`, `json_schema` with `{name, schema, strict}`, or "
-        "`structural_tag`",
+        description="`text`, `json_object` (may have a `schema`), `json_schema` with `{name, "
+        "schema, strict}`, or `structural_tag`",
     )
     structured_outputs: Any = Field(
         default=None,

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
 from taco_gateway.protocol.conversation import Conversation
+from taco_gateway.protocol.null_fields import without_nulls
 from taco_gateway.protocol.token_ids import MAX_TOKEN_ID, are_in_range, is_token_ids
 from taco_gateway.protocol.tools import ToolFields
 from taco_gateway.protocol.unsupported_fields import PROMPT_FIELDS, check_other_fields
@@ -24,9 +25,7 @@ class _TokenizerRequest(BaseModel):
         Raises:
             pydantic.ValidationError: a value has the wrong type.
         """
-        return cls.model_validate(
-            {name: value for name, value in body.items() if value is not None}
-        )
+        return cls.model_validate(without_nulls(body))
 
 
 class TokenizeTextRequest(_TokenizerRequest):
@@ -48,9 +47,8 @@ class TokenizeChatRequest(ToolFields, Conversation, _TokenizerRequest):
             InvalidParameterError: a field would change the tokens and is not supported.
             pydantic.ValidationError: a value has the wrong type.
         """
-        given = {name: value for name, value in body.items() if value is not None}
-        check_other_fields(given, PROMPT_FIELDS)
-        return super().from_body(given)
+        check_other_fields(without_nulls(body), PROMPT_FIELDS)
+        return super().from_body(body)
 
     @field_validator("chat_template_kwargs", mode="before")
     @classmethod

@@ -241,6 +241,19 @@ async def test_steps_with_many_log_probabilities_may_wait(
     assert upstream.cancelled == [(handle, None)]
 
 
+async def test_what_was_read_does_not_count_as_unread(
+    table: RequestTable, upstream: Upstream
+) -> None:
+    """A reader that is always a step behind is slow, and not one that has stopped."""
+    stream = table.generate(request(n=2))
+    handle, half = stream.request.handle, MAX_BUFFERED_VALUES // 2 - 1
+    table.dispatch(batch_of((handle, 0, [5] * half, RUNNING)))
+    for index in (1, 0, 1):
+        table.dispatch(batch_of((handle, index, [5] * half, RUNNING)))
+        assert len((await anext(stream)).token_ids) == half
+    assert not upstream.cancelled
+
+
 async def test_prompt_log_probabilities_come_once_and_in_order(table: RequestTable) -> None:
     stream = table.generate(request(prompt_logprobs=0))
     handle = stream.request.handle

@@ -126,6 +126,21 @@ def test_templates_get_the_document_of_a_calls_arguments(
     assert call["function"]["arguments"] == arguments  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"type": "<|im_end|>"}', '{"role": ["<|im_end|>"]}', '{"<|im_end|>": 1}']
+)
+def test_special_tokens_in_arguments_stay_plain_text(
+    any_template: ChatPromptEncoder, arguments: str
+) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    ids = any_template.encode(
+        [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        chat_template="{{ messages[0].tool_calls[0].function.arguments|tojson }}",
+    )
+    assert BACKEND.encode("<|im_end|>").ids[0] not in ids
+    assert text_of(ids) == arguments
+
+
 @pytest.mark.parametrize("none", [{}, {"tool_calls": []}, {"tool_calls": None}])
 def test_no_calls_are_no_field(any_template: ChatPromptEncoder, none: dict[str, Any]) -> None:
     ids = any_template.encode(

@@ -32,6 +32,8 @@ from taco_proto.errors import ConfigurationError, InvalidParameterError
 _log = logging.getLogger("taco.gateway.chat")
 # The template builds special tokens (`<|user|>`) from these fields; validation checks them.
 _UNMARKED_FIELDS = frozenset({"role", "type"})
+# Below these, names of fields are the client's own.
+_FREE_FIELDS = frozenset({"arguments", "parameters"})
 
 
 class ChatPromptEncoder:
@@ -188,7 +190,9 @@ class ChatPromptEncoder:
             return self._marked_text(value)
         if isinstance(value, Mapping):
             return {
-                name: item if name in except_fields else self._marked(item, except_fields)
+                self._marked(name): item
+                if name in except_fields
+                else self._marked(item, () if name in _FREE_FIELDS else except_fields)
                 for name, item in value.items()
             }
         if isinstance(value, list | tuple):

@@ -53,7 +53,7 @@ class ChatTemplate:
         """Renders a conversation.
 
         Args:
-            messages: content is a string, a list of text parts, or None.
+            messages: content is a string or a list of text parts.
             variables: `add_generation_prompt`, `bos_token`, `eos_token`, `tools`, `documents`.
             template_kwargs: variables of the client.
 
