@@ -302,14 +302,15 @@ class LLM:
             progress.update()
             return output
 
-        requests = zip(prompts, params, priorities, strict=True)
+        requests = list(zip(prompts, params, priorities, strict=True))
+        urgent_first = sorted(range(len(requests)), key=priorities.__getitem__)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(generate(*request)) for request in requests]
+                tasks = {i: group.create_task(generate(*requests[i])) for i in urgent_first}
         except ExceptionGroup as errors:
             # Reports the first error only; the other requests were cancelled because of it.
             raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return [tasks[i].result() for i in range(len(requests))]
 
     async def _encode_chats(
         self,

@@ -161,7 +161,7 @@ def test_priorities_are_one_for_each_prompt(llm: LLM, monkeypatch: pytest.Monkey
     monkeypatch.setattr(llm.llm_engine, "complete", note)
     llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[2, -1])
     llm.generate("c", GREEDY, use_tqdm=False)
-    assert sorted(given) == [("a", 2), ("b", -1), ("c", 0)]
+    assert given == [("b", -1), ("a", 2), ("c", 0)]
     with pytest.raises(ValueError, match="priority must have one entry per prompt: got 1 for 2"):
         llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
 
