@@ -133,6 +133,7 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
             self._worker.submit(plan, self._send_output)
         except Exception as error:  # a bug must not leave the scheduler waiting for the output
             logger.exception("step %d of epoch %d raised", plan.step_id, plan.epoch)
+            self._worker.drain()  # outputs have the order of the plans
             failed = StepOutput(epoch=plan.epoch, step_id=plan.step_id, error=repr(error))
             self._send_output(failed)
 
