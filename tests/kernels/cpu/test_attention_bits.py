@@ -173,7 +173,7 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(
 
 @pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("kind", ["keys", "values"])
-def test_what_is_not_a_number_in_the_cache_is_none_for_later_tokens(
+def test_nan_in_the_cache_reaches_later_tokens(
     cpu_kernels: CpuKernels, kv_format: KVFormat, kind: str
 ) -> None:
     sequence = Sequence(Model(kv_format, group=4, head_dim=48), 300, 1)

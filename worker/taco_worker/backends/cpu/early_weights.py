@@ -146,7 +146,7 @@ class EarlyWeights:
         self.memory.close()
 
     def fits(self, instruction_set: str, types: Mapping[str, MatrixType], num_bytes: int) -> bool:
-        """Whether the memory is enough, and what is packed is for these kernels and types.
+        """Whether the memory is enough, and its packed matrices are for these kernels and types.
 
         Ends the thread.
 

@@ -23,7 +23,7 @@ class MatrixMemory:
         instruction_set: str,
         types: Mapping[str, MatrixType],
     ) -> None:
-        """Takes the early weights' memory, if that is enough and what is packed in it fits.
+        """Takes the early weights' memory, if that is enough and its packed matrices fit.
 
         Args:
             num_bytes: of all matrices.

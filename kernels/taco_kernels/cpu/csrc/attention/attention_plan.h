@@ -131,7 +131,7 @@ private:
                 const SequencePlan plan = sequence(s);
                 const int64_t block_work = plan.spans.count() * span_work(block_rows(plan));
                 work += plan.num_blocks * num_kv_heads() * block_work;
-                // A single block will be split.
+                // A single block will be split, or its heads are enough items.
                 if (plan.num_blocks > 1) largest_item = std::max(largest_item, block_work);
             }
             if (rows == MIN_BLOCK_ROWS || 4 * num_threads * largest_item <= work) return work;

@@ -170,8 +170,8 @@ private:
 };
 
 // Returns the scale of a row of `k` numbers, whose reciprocal is finite; NaN if one of them is.
-// search(OutlierSearch&)
-// must add all of its numbers; it is called if the row has outliers, which are then found.
+// search(OutlierSearch&) must add all of its numbers; it is called if the row has outliers, which
+// are then found.
 template <class Search>
 inline float choose_scale(const RowMagnitudes& row, int64_t k, RowOutliers& outliers,
                           Search search) {
