@@ -28,15 +28,21 @@ class DiskPrefetch:
     longer than computing would take. So a slow disk at most doubles the time.
 
     Attributes:
-        now: time of the latest plan.
         estimate: measured times of reading and computing.
+        generation: see `Gate`; each plan changes it, because time lets sequences pass.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
-        self.now = 0.0
+        self.generation = 0
         self.estimate = DiskReadEstimate(blocks.block_size)
         self._blocks = blocks
         self._waits: dict[Sequence, _Wait] = {}
+        self._now = 0.0
+
+    def begin(self, now: float) -> None:
+        """Begin a plan."""
+        self._now = now
+        self.generation += 1
 
     def must_wait(self, sequence: Sequence) -> bool:
         """Whether a sequence that could be admitted waits; the first call starts the read."""
@@ -44,13 +50,13 @@ class DiskPrefetch:
             return False
         wait = self._waits.get(sequence)
         if wait is None:
-            wait = self._waits[sequence] = _Wait(None, self.now + UNMEASURED_WAIT_SECONDS)
+            wait = self._waits[sequence] = _Wait(None, self._now + UNMEASURED_WAIT_SECONDS)
         if wait.read is None:
             tokens, namespace = sequence.pack(), sequence.request.namespace
             wait.read = self._blocks.read_ahead(tokens, namespace, self.estimate.is_faster)
             if wait.read is not None:
-                wait.until = self.now + self._patience(len(wait.read.keys))
-        if self.now >= wait.until:
+                wait.until = self._now + self._patience(len(wait.read.keys))
+        if self._now >= wait.until:
             return False
         return wait.read is None or (not wait.read.is_done and self.estimate.is_faster(1))
 
@@ -62,7 +68,7 @@ class DiskPrefetch:
         """When the next sequence stops waiting; None if none waits."""
         if not self._waits:
             return None
-        waits = [w for w in self._waits.values() if w.until > self.now]
+        waits = [w for w in self._waits.values() if w.until > self._now]
         return min((w.until for w in waits if w.read is None or w.read.keys), default=None)
 
     def _patience(self, num_blocks: int) -> float:

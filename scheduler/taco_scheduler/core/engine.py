@@ -208,8 +208,8 @@ class Engine:
 
     def note_grammar(self, replica: Replica, ready: GrammarReady) -> None:
         """Record that a worker has compiled a grammar; if it could not, fail its requests there."""
+        replica.grammars.note_compiled(ready)
         if not ready.error:
-            replica.grammars.note_ready(ready)
             return
         for request in list(self._requests):
             is_meant = request.grammar is not None and request.grammar.hash == ready.hash

@@ -63,7 +63,8 @@ class Replica:
             counters,
             epochs,
             step_ids,
-            sampling_gates=(self.grammars.must_wait,),
+            waiting_gates=(self.grammars.known,),
+            sampling_gates=(self.grammars,),
             detects_stalls=detects_stalls,
         )
         self._pending_prefixes = PendingPrefixes(self.worker.blocks.block_bytes, info.block_size)

@@ -18,13 +18,11 @@ from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.radix_node import CachedPrefix
+from taco_scheduler.queue.gate import Gate
 from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.speculation.draft_length_limits import DraftLengthLimits
 from taco_scheduler.state.batch import Batch, BoolArray
 from taco_scheduler.state.sequence import Request, Sequence
-
-# Whether a sequence waits.
-Gate = Callable[[Sequence], bool]
 
 # Priority, counter of the tenant, arrival, index.
 Rank = tuple[int, float, int, int]
@@ -49,12 +47,12 @@ class Policy:
             leave. 0: it gets the whole budget first; None: a quarter of the budget.
         drafts: the draft tokens that sequences may verify.
         preemption: preempts sequences when slots or blocks run short.
-        waiting_gates: while one of them holds a waiting sequence, it gets no slot. Sequences behind
-            it may run.
+        waiting_gates: while one of them holds a waiting sequence, it is set aside and gets no slot.
+            Sequences behind it may run.
         delays_prompts: whether all waiting sequences wait, given the first of them.
         sampling_gates: while one of them holds a sequence, its prompt runs up to its last token, so
             that no step samples the sequence. They hold no sequence that has been sampled since
-            it joined.
+            it joined. Such sequences take at most half of the slots.
         admit: gives a waiting sequence a slot, with the block table made for it.
     """
 
@@ -70,7 +68,7 @@ class Policy:
         preemption: Preemption,
         *,
         waiting_gates: tuple[Gate, ...],
-        delays_prompts: Gate,
+        delays_prompts: Callable[[Sequence], bool],
         sampling_gates: tuple[Gate, ...] = (),
         admit: Callable[[Sequence, BlockTable], None],
     ) -> None:
@@ -87,6 +85,7 @@ class Policy:
         self._waiting_gates = waiting_gates
         self._delays_prompts = delays_prompts
         self._sampling_gates = sampling_gates
+        self._max_held = max(1, len(batch.sequences) // 2)
         self._admit = admit
         self._growth = BlockGrowth(batch, blocks, preemption)
         self._sharing = StepPrefixSharing(blocks.block_bytes, blocks.block_size)
@@ -101,6 +100,7 @@ class Policy:
         """
         rows = StepRows()
         self._sharing.clear()
+        self._waiting.bring_back()
         # Before the step has rows: a victim must not have one.
         self._preemption.preempt_for_next(self._blocked, self._must_wait)
         remaining = self._remaining_tokens(awaits_drafts)
@@ -135,14 +135,12 @@ class Policy:
 
     def _must_wait(self, sequence: Sequence) -> bool:
         """Whether a sequence waits for something other than a slot and blocks."""
-        return self._is_passed_over(sequence) or self._delays_prompts(sequence)
-
-    def _is_passed_over(self, sequence: Sequence) -> bool:
-        return any(gate(sequence) for gate in self._waiting_gates)
+        is_gated = _closed_gate(self._waiting_gates, sequence) is not None
+        return is_gated or self._delays_prompts(sequence)
 
     def _is_held(self, sequence: Sequence) -> bool:
         """Whether no step may sample the sequence yet."""
-        return any(gate(sequence) for gate in self._sampling_gates)
+        return _closed_gate(self._sampling_gates, sequence) is not None
 
     def _remaining_tokens(self, awaits_drafts: BoolArray | None) -> IntArray:
         """Tokens that each slot could run now.
@@ -213,6 +211,7 @@ class Policy:
         suspect_runs = any(request.is_on_worker for request in self._suspected)
         passed_over: list[Sequence] = []
         num_kept_slots = num_joined_tokens = num_long = 0
+        num_held: int | None = None
         while (
             budget > 0
             and batch.num_free_slots > num_kept_slots
@@ -229,8 +228,8 @@ class Policy:
             if is_suspect and suspect_runs:
                 passed_over.append(sequence)
                 continue
-            if self._is_passed_over(sequence):
-                passed_over.append(sequence)
+            if (gate := _closed_gate(self._waiting_gates, sequence)) is not None:
+                self._waiting.set_aside(sequence, gate)
                 continue
             prefix = self._find(sequence)
             if prefix is None:
@@ -239,10 +238,15 @@ class Policy:
                 num_kept_slots += 1
                 continue
             num_left = len(sequence.tokens) - prefix.num_blocks * self._blocks.block_size
-            num_left -= (is_held := self._is_held(sequence))
-            if not num_left:
-                passed_over.append(sequence)
-                continue
+            gate = _closed_gate(self._sampling_gates, sequence)
+            is_held = gate is not None
+            if gate is not None:
+                num_left -= 1
+                if num_held is None:
+                    num_held = sum(map(self._is_held, batch.running()))
+                if not num_left or num_held >= self._max_held:
+                    self._waiting.set_aside(sequence, gate)
+                    continue
             if _must_pass(sequence, num_left, rows, budget):
                 passed_over.append(sequence)
                 num_long += 1
@@ -256,6 +260,8 @@ class Policy:
             sequence.awaits = None
             self._admit(sequence, table)
             suspect_runs |= is_suspect
+            if num_held is not None:
+                num_held += is_held
             rows.joined.append(sequence)
             num_joined_tokens += len(sequence.tokens)
             num_left = len(sequence.tokens) - table.num_cached_tokens - is_held
@@ -301,6 +307,14 @@ class Policy:
             num_spare_blocks=self._batch.num_running,
             found=prefix,
         )
+
+
+def _closed_gate(gates: tuple[Gate, ...], sequence: Sequence) -> Gate | None:
+    """The first gate that holds a sequence."""
+    for gate in gates:
+        if gate.must_wait(sequence):
+            return gate
+    return None
 
 
 def _rank(sequence: Sequence) -> Rank:

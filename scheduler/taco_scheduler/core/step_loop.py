@@ -13,12 +13,13 @@ from taco_scheduler.core.plan_message import make_plan
 from taco_scheduler.core.preemption import Preemption
 from taco_scheduler.core.prompt_progress import PromptProgress
 from taco_scheduler.core.request_registry import RequestRegistry
-from taco_scheduler.core.scheduling_policy import Gate, Policy
+from taco_scheduler.core.scheduling_policy import Policy
 from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.core.stop import StopChecker
 from taco_scheduler.faults.row_errors import end_failed_sequences
 from taco_scheduler.faults.worker_loss import StallDetector
 from taco_scheduler.kv.block_table import BlockTable
+from taco_scheduler.queue.gate import Gate
 from taco_scheduler.queue.prompt_delay import PromptDelay
 from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.speculation.speculation import Speculation
@@ -54,12 +55,13 @@ class StepLoop:
         epochs: Iterator[int],
         step_ids: Iterator[int],
         *,
+        waiting_gates: tuple[Gate, ...] = (),
         sampling_gates: tuple[Gate, ...] = (),
         detects_stalls: bool,
     ) -> None:
         """
         Args:
-            sampling_gates: see `Policy`.
+            waiting_gates, sampling_gates: see `Policy`.
             name: of the worker, for the log.
             epochs, step_ids: rising numbers that all workers share. A worker that comes back gets
                 new ones, so that outputs of its earlier attachment are recognized.
@@ -93,7 +95,7 @@ class StepLoop:
             config.long_prefill_token_threshold,
             speculation.limits,
             preemption,
-            waiting_gates=(self._disk_prefetch.must_wait, requests.wide_logprobs.must_wait),
+            waiting_gates=(*waiting_gates, requests.wide_logprobs, self._disk_prefetch),
             delays_prompts=self._prompt_delay.must_wait,
             sampling_gates=sampling_gates,
             admit=self._admit,
@@ -135,7 +137,7 @@ class StepLoop:
     def plan(self, now: float, *, is_draining: bool) -> StepPlan | None:
         """The next step, to be sent to the worker at once; None if there is nothing to run now."""
         worker = self._worker
-        self._disk_prefetch.now = now
+        self._disk_prefetch.begin(now)
         self._prompt_delay.begin(now)
         if self.is_full:
             return None

@@ -12,21 +12,35 @@ class WideLogprobGate:
 
     def __init__(self) -> None:
         self._running: Request | None = None
+        self._num_ended = 0
 
     def must_wait(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence must wait until another one's request has ended."""
-        request = sequence.request
-        running = self._running
-        if running is None or running is request or not is_wide(request.sampling):
-            return False
-        return bool(running.unfinished)
+        self._forget_ended()
+        running, request = self._running, sequence.request
+        return running is not None and running is not request and is_wide(request.sampling)
+
+    @property
+    def generation(self) -> int:
+        """See `Gate`."""
+        self._forget_ended()
+        return self._num_ended
 
     def note_running(self, request: Request) -> None:
         """Record that a sequence of the request has got a slot."""
         if is_wide(request.sampling):
+            self._forget_ended()
             self._running = request
 
     def note_unassigned(self, request: Request) -> None:
         """Record that no worker can run the request now: others need not wait for it."""
         if self._running is request:
-            self._running = None
+            self._open()
+
+    def _forget_ended(self) -> None:
+        if self._running is not None and not self._running.unfinished:
+            self._open()
+
+    def _open(self) -> None:
+        self._running = None
+        self._num_ended += 1

@@ -3,8 +3,10 @@
 import heapq
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from taco_scheduler.admission.fair_share import FairShare, Share
+from taco_scheduler.queue.gate import Gate
 from taco_scheduler.state.sequence import Request, Sequence, Status, Urgency
 
 MIN_SWEEP = 64  # entries; a sweep at twice the remaining entries costs O(1) on average
@@ -20,11 +22,14 @@ class WaitingQueue:
     A sequence that ends or moves away keeps its entry until a sweep or its turn, but does not
     count. Each push has its own number, and only the latest push of a sequence is valid.
 
+    Sequences that wait for something other than a slot and blocks are set aside. They count, but
+    the queue passes them over without a pop and a push each.
+
     Attributes:
         fair_share: the token counter of each tenant.
         num_sequences: waiting sequences.
         num_tokens: tokens that they are expected to compute before they decode.
-        num_pushed: pushes so far, including sequences that were put back.
+        num_pushed: pushes so far, including sequences that were put or brought back.
     """
 
     def __init__(self, fair_share: FairShare) -> None:
@@ -34,6 +39,7 @@ class WaitingQueue:
         self.fair_share = fair_share
         self._tenant_queues: dict[tuple[int, Share], _TenantQueue] = {}
         self._heap: list[tuple[TenantQueueKey, int, _TenantQueue]] = []
+        self._aside: dict[Gate, _Aside] = {}
         self._places = itertools.count(1)
         self._numbers = itertools.count(1)
         self._num_entries = 0
@@ -55,21 +61,35 @@ class WaitingQueue:
 
     def put_back(self, sequence: Sequence) -> None:
         """Queue a sequence again after `pop`: it keeps its turn."""
-        sequence.status = Status.WAITING
-        sequence.queue, sequence.queue_number = self, next(self._numbers)
-        self._count(sequence, 1)
-        tenant_queue = self._tenant_queue_of(sequence)
-        entry = (sequence.urgency, sequence.queue_number, sequence)
-        heapq.heappush(tenant_queue.sequences, entry)
-        if tenant_queue.sequences[0] is entry:  # the tenant queue may move up
-            self._place(tenant_queue)
-        self.num_pushed += 1
-        self._num_entries += 1
-        if self._num_entries > self._sweep_at:
-            self._sweep()
+        self._push(self._enter(sequence))
+
+    def set_aside(self, sequence: Sequence, gate: Gate) -> None:
+        """Queue a sequence again after `pop`; it is not the next one while the gate holds it."""
+        aside = self._aside.get(gate)
+        if aside is None:
+            aside = self._aside[gate] = _Aside(gate.generation)
+        aside.entries.append(self._enter(sequence))
+        self._note_entry()
+
+    def bring_back(self) -> None:
+        """Let the sequences that were set aside, and are not held any more, take their turns."""
+        for gate, aside in self._aside.items():
+            generation = gate.generation
+            if not aside.entries or generation == aside.generation:
+                continue
+            entries, aside.entries, aside.generation = aside.entries, [], generation
+            self._num_entries -= len(entries)
+            for entry in entries:
+                if not self._is_valid(entry):
+                    continue
+                if gate.must_wait(entry[2]):
+                    aside.entries.append(entry)
+                    self._note_entry()
+                else:
+                    self._push(entry)
 
     def peek(self) -> Sequence | None:
-        """The next sequence; None if none waits."""
+        """The next sequence; None if none waits, or all are set aside."""
         while self._heap:
             key, place, tenant_queue = self._heap[0]
             if place != tenant_queue.place:  # a newer entry is valid
@@ -109,12 +129,34 @@ class WaitingQueue:
     def first(self, count: int) -> list[Sequence]:
         """The next sequences, about in their order, which changes with the tenants' counters.
 
-        Pops and pushes each of them: the cost does not depend on how many others wait.
+        Those that are set aside come last. Pops and pushes each of the others: the cost does not
+        depend on how many more wait.
         """
         taken = list(itertools.islice(iter(self.pop, None), count))
         for sequence in taken:
             self.put_back(sequence)
-        return taken
+        aside = itertools.chain.from_iterable(aside.entries for aside in self._aside.values())
+        valid = (entry[2] for entry in aside if self._is_valid(entry))
+        return taken + list(itertools.islice(valid, count - len(taken)))
+
+    def _enter(self, sequence: Sequence) -> "_Entry":
+        sequence.status = Status.WAITING
+        sequence.queue, sequence.queue_number = self, next(self._numbers)
+        self._count(sequence, 1)
+        return (sequence.urgency, sequence.queue_number, sequence)
+
+    def _push(self, entry: "_Entry") -> None:
+        tenant_queue = self._tenant_queue_of(entry[2])
+        heapq.heappush(tenant_queue.sequences, entry)
+        if tenant_queue.sequences[0] is entry:  # the tenant queue may move up
+            self._place(tenant_queue)
+        self.num_pushed += 1
+        self._note_entry()
+
+    def _note_entry(self) -> None:
+        self._num_entries += 1
+        if self._num_entries > self._sweep_at:
+            self._sweep()
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         self.num_sequences += sign
@@ -154,6 +196,8 @@ class WaitingQueue:
         return is_latest and sequence.status is Status.WAITING
 
     def _sweep(self) -> None:
+        for aside in self._aside.values():
+            aside.entries = [entry for entry in aside.entries if self._is_valid(entry)]
         for tenant_queue in self._tenant_queues.values():
             tenant_queue.sequences = [
                 entry for entry in tenant_queue.sequences if self._is_valid(entry)
@@ -169,7 +213,7 @@ class WaitingQueue:
             self._place(tenant_queue)
         self._num_entries = sum(
             len(tenant_queue.sequences) for tenant_queue in self._tenant_queues.values()
-        )
+        ) + sum(len(aside.entries) for aside in self._aside.values())
         self._sweep_at = max(MIN_SWEEP, 2 * self._num_entries)
 
 
@@ -177,6 +221,14 @@ class WaitingQueue:
 TenantQueueKey = tuple[int, float, int, int]
 # Of one push: the urgency of the sequence, the number of the push, the sequence.
 _Entry = tuple[Urgency, int, Sequence]
+
+
+@dataclass(slots=True)
+class _Aside:
+    """Sequences that a gate holds, and its generation when it did."""
+
+    generation: int
+    entries: list[_Entry] = field(default_factory=list)
 
 
 class _TenantQueue:

@@ -364,15 +364,19 @@ class SchedulerService:
             self._send_store_commands(link, replica)  # blocks being written are not evicted
             while replica.can_plan:
                 plan = self.engine.plan(replica, time.monotonic())
-                self._send_grammars(link, replica)  # planning may bring requests of other workers
-                if plan is None:
+                # Planning may bring requests of other workers, with their grammars.
+                has_new_grammars = self._send_grammars(link, replica)
+                if plan is not None:
+                    link.send(plan)
+                elif not has_new_grammars:
                     break
-                link.send(plan)
             self._send_store_commands(link, replica)  # reads for requests that wait for blocks
 
-    def _send_grammars(self, link: WorkerLink, replica: Replica) -> None:
-        if (command := replica.grammars.take_command()) is not None:
+    def _send_grammars(self, link: WorkerLink, replica: Replica) -> bool:
+        command = replica.grammars.take_command()
+        if command is not None:
             link.set_grammars(command)
+        return command is not None
 
     def _send_store_commands(self, link: WorkerLink, replica: Replica) -> None:
         while (command := replica.worker.blocks.disk.next_command()) is not None:

@@ -6,8 +6,11 @@ import pytest
 
 from support.beam_schedule import expected_answer
 from support.engine_driver import Driver, make_request
+from support.fake_worker import worker_info
 from taco_proto.grammars import Grammar, GrammarCommand, GrammarReady
+from taco_proto.requests import Tenant
 from taco_scheduler.core import request_registry
+from taco_scheduler.core.grammar_gate import MAX_COMPILING
 
 GRAMMAR = Grammar.of("start: /a+/")
 OTHER = Grammar.of("start: /b+/")
@@ -57,6 +60,69 @@ def test_a_prompt_of_one_token_waits_in_the_queue() -> None:
     ready(d, GRAMMAR)
     run(d)
     assert len(d.got.tokens[0, 0]) == 2
+
+
+def test_one_tenants_grammars_do_not_hold_up_those_of_another() -> None:
+    d = Driver(worker_info(max_num_seqs=64, num_blocks=256))
+    gate = d.attach().replica.grammars
+    many = [Grammar.of(f"start: /a{number}/") for number in range(3 * MAX_COMPILING)]
+    for handle, grammar in enumerate(many):
+        d.submit(handle, [5, 6], grammar=grammar, max_tokens=2, tenant=Tenant(name="many"))
+    d.submit(100, [5, 6], grammar=OTHER, max_tokens=2, tenant=Tenant(name="few"))
+    d.submit(101, [5, 6], grammar=many[-1], max_tokens=2, tenant=Tenant(name="few"))
+    command = gate.take_command()
+    assert command is not None
+    assert command.compiled == (
+        many[0], OTHER, many[1], many[-1], *many[2:MAX_COMPILING]
+    )  # fmt: skip
+    run(d)
+    joined = [name for plan in d.plans if plan.joined for name in plan.joined.grammar_hashes]
+    assert set(joined) <= {grammar.hash for grammar in command.compiled}, "others wait unsent"
+    assert gate.take_command() is None
+    ready(d, many[1])
+    ready(d, many[2], "too complex")
+    following = gate.take_command()
+    assert following is not None
+    assert following.compiled == tuple(many[MAX_COMPILING : MAX_COMPILING + 2])
+    for grammar in (*command.compiled, *many[MAX_COMPILING:-1]):
+        ready(d, grammar)
+        d.compile_grammars()
+    run(d)
+    assert len(d.got.tokens) == len(many) + 1
+    assert set(d.got.errors) == {2}
+    assert d.engine.num_free_blocks == d.engine.num_blocks
+
+
+def test_grammars_of_requests_that_left_are_not_compiled() -> None:
+    d = Driver(worker_info(max_num_seqs=64, num_blocks=256))
+    gate = d.attach().replica.grammars
+    many = [Grammar.of(f"start: /a{number}/") for number in range(MAX_COMPILING + 3)]
+    for handle, grammar in enumerate(many):
+        d.submit(handle, [5, 6], grammar=grammar)
+    gate.take_command()
+    for handle in range(len(many) - 1):
+        d.engine.cancel(d.client, handle)
+    released = gate.take_command()
+    assert released == GrammarCommand((), tuple(grammar.hash for grammar in many[:MAX_COMPILING]))
+    ready(d, many[0])
+    command = gate.take_command()
+    assert command == GrammarCommand((many[-1],), ())
+
+
+def test_half_of_the_slots_are_left_to_sequences_without_a_grammar() -> None:
+    d = Driver(worker_info(max_num_seqs=4, num_blocks=64), max_num_batched_tokens=64)
+    gate = d.attach().replica.grammars
+    for handle in range(4):
+        d.submit(handle, [5, 6, 7 + handle], grammar=GRAMMAR, max_tokens=2)
+    for handle in range(4, 7):
+        d.submit(handle, [5, 6, 7 + handle], max_tokens=2)
+    gate.take_command()
+    run(d)
+    assert d.engine.num_running == 2
+    assert set(d.got.tokens) == {(4, 0), (5, 0), (6, 0)}
+    ready(d, GRAMMAR)
+    run(d)
+    assert len(d.got.tokens) == 7
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_requests_only() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
+from taco_proto.logprob_limits import MAX_NARROW_LOGPROBS
 from taco_proto.requests import LOW_PRIORITY, Tenant
 from taco_scheduler.admission.fair_share import BURST_CREDIT, MAX_IDLE_SHARES, FairShare
 from taco_scheduler.admission.rate_limits import RateLimits
@@ -95,6 +96,29 @@ def cost_of_plans(visits: Counter[str], num_waiting: int) -> int:
 
 def test_a_plan_examines_few_waiting_sequences(visits: Counter[str]) -> None:
     assert cost_of_plans(visits, 2000) <= cost_of_plans(visits, 10) + 4
+
+
+def test_a_plan_examines_few_sequences_that_a_gate_holds(visits: Counter[str]) -> None:
+    def cost(num_waiting: int) -> int:
+        driver = Driver(
+            worker_info(num_blocks=64, max_num_seqs=8, vocab_size=2000, max_logprobs=2000),
+            max_waiting_requests=10**6,
+            max_waiting_tokens=10**9,
+        )
+        driver.attach()
+        wide = {"logprobs": MAX_NARROW_LOGPROBS + 1, "ignore_eos": True}
+        driver.submit(0, [5], max_tokens=60, **wide)
+        for handle in range(1, 1 + num_waiting):
+            driver.submit(handle, [5], tenant=Tenant(name=str(handle % 5)), max_tokens=1, **wide)
+        driver.step()
+        visits.clear()
+        for _ in range(20):
+            driver.step()
+        assert driver.engine.num_running == 1
+        assert driver.engine.num_waiting == num_waiting
+        return visits.total()
+
+    assert cost(2000) <= cost(10) + 4
 
 
 def test_rebalancing_examines_few_waiting_sequences(visits: Counter[str]) -> None:

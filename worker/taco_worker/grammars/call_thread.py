@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -41,8 +42,9 @@ class CallThread:
     def _run(self) -> None:
         if self._niceness and sys.platform == "linux":  # elsewhere an id names a process
             thread_id = threading.get_native_id()
-            usual = os.getpriority(os.PRIO_PROCESS, thread_id)
-            os.setpriority(os.PRIO_PROCESS, thread_id, usual + self._niceness)
+            with suppress(OSError):  # a container may not allow it: the thread works all the same
+                usual = os.getpriority(os.PRIO_PROCESS, thread_id)
+                os.setpriority(os.PRIO_PROCESS, thread_id, usual + self._niceness)
         while True:
             future, call = self._calls.get()
             try:

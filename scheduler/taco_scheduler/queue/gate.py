@@ -1,0 +1,16 @@
+"""What a waiting sequence may wait for other than a slot and blocks."""
+
+from typing import Protocol
+
+from taco_scheduler.state.sequence import Sequence
+
+
+class Gate(Protocol):
+    """Holds sequences, each for reasons of its own."""
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits."""
+
+    @property
+    def generation(self) -> int:
+        """Changes, at the latest, when a sequence that had to wait may pass. O(1)."""
