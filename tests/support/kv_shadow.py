@@ -122,9 +122,22 @@ class KvShadow:
     def num_pinned_of(self, owner: str) -> int:
         return sum(pin.num_blocks for pin in self.pins if pin.owner == owner)
 
-    def pins_could_help(self, num_blocks: int) -> bool:
-        num_pinned = sum(pin.num_blocks for pin in self.pins)
-        return num_blocks <= len(self.free_blocks()) + len(self.unpinned()) + num_pinned
+    def give_way(self, num_blocks: int, needed: Iterable[Prefix] = ()) -> bool:
+        """End the oldest pins until so many blocks can be had; returns whether one was ended.
+
+        Args:
+            needed: blocks that are no help.
+        """
+        users = {prefix for sequence in self.live for prefix in sequence.pinned()} | set(needed)
+        num_free, ended = len(self.free_blocks()), False
+        while num_blocks > num_free + len(self.unpinned() - set(needed)):
+            pinned_only = {prefix for pin in self.pins for prefix in pin.prefixes()} - users
+            num_most = num_free + len((self.unpinned() | pinned_only) - set(needed))
+            if num_blocks > num_most:
+                break
+            self.end_pin(next(pin for pin in self.pins if pin.prefixes()[-1] not in users))
+            ended = True
+        return ended
 
     def end_pin(self, pin: Pin) -> None:
         self.pins.remove(pin)
@@ -314,12 +327,7 @@ class KvShadow:
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         num_new = num_blocks_for(num_tokens) - len(sequence.table.blocks)
         num_free = len(self.free_blocks())
-        has_given_way = False
-        while num_new > num_free + len(self.unpinned()) and self.pins:
-            if not self.pins_could_help(num_new):
-                break
-            self.end_pin(self.pins[0])
-            has_given_way = True
+        has_given_way = self.give_way(num_new)
         num_available = num_free + len(self.unpinned())
         before, copied = self.snapshot(), self.host_copies()
         blocks = self.manager.extend(sequence.table, num_tokens)

@@ -131,7 +131,7 @@ class BlockManager:
             num_new = max(-(-num_tokens // self.block_size), num_matched) - len(match.blocks)
             if num_new + num_spare_blocks <= self.num_free_blocks - match.num_evictable:
                 break
-            if not self._device.evict_pin_for(num_new + num_spare_blocks):
+            if not self._device.evict_pin_for(num_new + num_spare_blocks, match):
                 return None
         node = self._tree.pin(match)
         self._pool.retain(match.blocks)

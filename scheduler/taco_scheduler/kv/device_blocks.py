@@ -6,6 +6,7 @@ from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.pinned_prefixes import PinnedPrefixes
+from taco_scheduler.kv.radix_node import PrefixMatch
 from taco_scheduler.kv.radix_tree import RadixTree
 
 
@@ -35,13 +36,17 @@ class DeviceBlocks:
         assert blocks is not None
         return blocks
 
-    def evict_pin_for(self, count: int) -> bool:
-        """Evict the oldest pinned prefix so that `count` blocks become available.
+    def evict_pin_for(self, count: int, needed: PrefixMatch | None = None) -> bool:
+        """Evict a pinned prefix that helps to make `count` blocks available.
+
+        Args:
+            needed: a cached prefix whose blocks do not count; None: all count.
 
         Returns:
             False, and nothing is evicted, if evicting every pinned prefix would not be enough.
         """
-        return count <= self.num_available + self._pins.num_blocks and self._pins.evict_oldest()
+        num_available = self.num_available - (0 if needed is None else needed.num_evictable)
+        return self._pins.evict_for(count - num_available, needed)
 
     def evict_excess(self) -> None:
         """Evict the cached blocks above the maximum."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from taco_scheduler.kv.namespace import CacheNamespace
-from taco_scheduler.kv.radix_node import Node
+from taco_scheduler.kv.radix_node import Node, PrefixMatch
 from taco_scheduler.kv.radix_tree import RadixTree
 
 _Name = tuple[CacheNamespace, bytes]
@@ -74,11 +74,19 @@ class PinnedPrefixes:
         self._next_end = min(self._next_end, until)
         return True
 
-    def evict_oldest(self) -> bool:
-        """Unpin the oldest prefix; False if nothing is pinned."""
-        if not self._pins:
+    def evict_for(self, num_blocks: int, needed: PrefixMatch | None) -> bool:
+        """Unpin the oldest prefix that helps to make more blocks evictable, `num_blocks` in all.
+
+        Args:
+            needed: a cached prefix whose blocks are no help; None: there is none.
+
+        Returns:
+            False, and nothing is unpinned, if unpinning every prefix would not be enough.
+        """
+        num_gained = self._blocks_without_users(needed)
+        if num_gained.total() < num_blocks:
             return False
-        self._unpin(next(iter(self._pins)))
+        self._unpin(next(name for name, pin in self._pins.items() if num_gained[pin.node]))
         return True
 
     def expire(self, now: float) -> None:
@@ -98,6 +106,20 @@ class PinnedPrefixes:
                 pin.node = pin.node.parent
             self._unpin(name)
 
+    def _blocks_without_users(self, needed: PrefixMatch | None) -> Counter[Node]:
+        """Of each node that nothing but pins locks: its device blocks that are not `needed`."""
+        num_pins = Counter(node for pin in self._pins.values() for node in _path_to(pin.node))
+        num_blocks = Counter(
+            {node: len(node.blocks) for node, count in num_pins.items() if node.lock_count == count}
+        )
+        if needed is not None and needed.node is not None:
+            for node in _path_to(needed.node):
+                if node is needed.node:
+                    num_blocks[node] -= min(needed.num_node_blocks, num_blocks[node])
+                else:
+                    del num_blocks[node]
+        return num_blocks
+
     def _unpin_oldest_of(self, owners: Set[str]) -> None:
         self._unpin(next(name for name, pin in self._pins.items() if pin.owner in owners))
 
@@ -108,3 +130,10 @@ class PinnedPrefixes:
         self._num_blocks_of[pin.owner] -= pin.num_blocks
         if not self._num_blocks_of[pin.owner]:
             del self._num_blocks_of[pin.owner]
+
+
+def _path_to(node: Node) -> Iterator[Node]:
+    """A node and its ancestors, without the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent

@@ -99,6 +99,30 @@ def test_a_pinned_prefix_is_evicted_for_a_sequence() -> None:
     assert not is_kept(d, 10)
 
 
+def test_pins_are_kept_if_giving_them_up_would_not_be_enough() -> None:
+    d = driver()
+    ask(d, 0, 10, PrefixPin(8, 60.0), PrefixPin(4, 60.0))  # two blocks, one of them pinned twice
+    d.submit(1, [11] * 12, max_tokens=12, ignore_eos=True)
+    d.step()
+    d.submit(2, [12] * 24, max_tokens=1)  # six blocks, and one to spare: six are not in use
+    d.step()
+    assert metric(d, "taco:worker_pinned_blocks") == 3
+    d.run()
+    assert len(d.got.tokens) == 3
+
+
+def test_a_pinned_prefix_that_a_sequence_uses_is_not_evicted() -> None:
+    d = driver()
+    ask(d, 0, 10, PIN)
+    ask(d, 1, 11, PIN)
+    d.submit(2, [10] * 9, max_tokens=7, ignore_eos=True)
+    d.step()
+    d.submit(3, [12] * 21, max_tokens=2, ignore_eos=True)  # six blocks, of which five are free
+    d.run()
+    flood(d)
+    assert [is_kept(d, topic) for topic in (10, 11)] == [True, False]
+
+
 def test_an_evicted_pinned_prefix_goes_to_the_host() -> None:
     d = driver(num_host_blocks=16, offload_min_accesses=5)
     ask(d, 0, 10, PIN)

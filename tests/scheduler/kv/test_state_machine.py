@@ -108,12 +108,7 @@ class BlockManagerMachine(KvInvariants, DiskRules, RuleBasedStateMachine):
         matched = on_device + on_host + on_read
         num_new = max(len(matched), num_blocks_for(num_tokens)) - len(on_device)
         num_free = len(self.free_blocks())
-        has_given_way = False
-        while num_new + num_spare > num_free + len(self.unpinned() - set(on_device)):
-            if not self.pins or not self.pins_could_help(num_new + num_spare):
-                break
-            self.end_pin(self.pins[0])
-            has_given_way = True
+        has_given_way = self.give_way(num_new + num_spare, on_device)
         num_available = num_free + len(self.unpinned() - set(on_device))
         before, copied = self.snapshot(), self.host_copies()
         read_blocks = self.read_blocks(on_read)
