@@ -12,10 +12,12 @@ from taco_scheduler.state.worker_state import WorkerState
 
 # A step in flight may take this many times as long as the longest measured step.
 STALL_FACTOR = 10.0
+# The longest step counts half after this many steps: the first ones compile kernels.
+STALL_HALF_LIFE = 1000
 
 
 class StallDetector:
-    """Sets the deadline of a worker's oldest step in flight by the longest step measured."""
+    """Sets the deadline of a worker's oldest step in flight by the longest of the last steps."""
 
     def __init__(self, step_timeout: float, *, is_enabled: bool) -> None:
         """`step_timeout`: seconds that every step may take."""
@@ -25,7 +27,7 @@ class StallDetector:
 
     def note_step(self, seconds: float) -> None:
         """Record how long a step took."""
-        self._longest_step = max(self._longest_step, seconds)
+        self._longest_step = max(seconds, self._longest_step * 0.5 ** (1 / STALL_HALF_LIFE))
 
     def deadline(self, oldest: InFlightStep, last_output_at: float) -> float | None:
         """When the worker counts as lost unless it answers; None if stalls are not detected.

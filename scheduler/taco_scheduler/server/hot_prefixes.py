@@ -1,6 +1,6 @@
 """Collects hashes of the most recently used prefixes in the cache, for the registry record."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,9 +10,9 @@ from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.radix_node import Node, Root
 
-# Maximum new blocks that one round hashes, about 2 ms; the next round continues.
+# A round ends with the node that brings its new blocks to this number; the next round continues.
 MAX_HASHED_BLOCKS = 2048
-# Nodes and hashed blocks between two pauses, about 0.5 ms.
+# Most nodes and hashed blocks between two pauses, about 0.5 ms.
 SLICE = 128
 # Share of the hashes for ends of nodes, 0 to 1: there requests diverge, or continue later.
 ENDS_SHARE = 0.75
@@ -51,12 +51,13 @@ class HotPrefixes:
         self._now: dict[Node, _Hashes] = {}
         self._roots: dict[CacheNamespace, bytes] = {}
         self._budget = 0
+        self._num_since_pause = 0
 
     def collect(self, caches: Sequence[BlockManager]) -> Iterator[None]:
         """Runs a round in slices, between which the caches may change. Caches share equally."""
         self._before, self._now = self._now, {}
         self._roots.clear()
-        self._budget = MAX_HASHED_BLOCKS
+        self._budget, self._num_since_pause = MAX_HASHED_BLOCKS, 0
         found: set[bytes] = set()
         for cache in caches:
             room = MAX_PREFIXES // len(caches)
@@ -68,42 +69,66 @@ class HotPrefixes:
         self.found = frozenset(found)
 
     def _hash(self, nodes: list[Node], block_bytes: int, found: list[_Hashes]) -> Iterator[None]:
-        num_done = 0
         for node in nodes:
-            budget = self._budget
-            hashes = self._hashes(node, block_bytes)
+            hashes = yield from self._hashes(node, block_bytes)
             if hashes is not None:
                 found.append(hashes)
-            num_done += 1 + budget - self._budget
-            if num_done >= SLICE:
-                num_done = 0
-                yield
+            yield from self._note_work(1)
 
-    def _hashes(self, node: Node, block_bytes: int) -> _Hashes | None:
+    def _hashes(self, node: Node, block_bytes: int) -> Generator[None, None, _Hashes | None]:
         """None: the round has hashed its maximum, or the node was removed from the tree."""
-        root, *path = _path_to(node)
-        if not isinstance(root, Root):
+        while True:
+            root, *path = _path_to(node)
+            if not isinstance(root, Root):
+                return None
+            start, parent = 0, self._root_hash(root)
+            for step in path:
+                hashes = self._known(step, start)
+                if hashes is None:
+                    break
+                self._now[step] = hashes
+                start, parent = hashes.end, hashes.end_hash
+            else:
+                return self._now.get(node)
+            if self._budget <= 0:
+                return None
+            # The tree may change in the pauses. What was hashed then belongs to no node.
+            self._now[step] = yield from self._hash_node(step, start, parent, block_bytes)
+
+    def _known(self, node: Node, start: int) -> _Hashes | None:
+        """The hashes of a node that begins at a depth; None: there are none yet.
+
+        A node that was split, cut or joined has another depth, and one at the same depth has the
+        same tokens.
+        """
+        hashes = self._now.get(node) or self._before.get(node)
+        if hashes is None or (hashes.start, hashes.end) != (start, start + node.num_blocks):
             return None
-        start, parent = 0, self._root_hash(root)
-        for step in path:
-            end = start + step.num_blocks
-            hashes = self._now.get(step) or self._before.get(step)
-            # A node that was split, cut or joined has another depth; one at the same depth has the
-            # same tokens.
-            if hashes is None or (hashes.start, hashes.end) != (start, end):
-                if self._budget <= 0:
-                    return None
-                chain = block_hashes(parent, step.key, block_bytes)
-                self._budget -= len(chain)
-                landmarks = tuple(
-                    chain[depth - start - 1]
-                    for depth in range(start + 1, end)
-                    if is_landmark(depth)
-                )
-                hashes = _Hashes(start, end, chain[-1], landmarks)
-            self._now[step] = hashes
-            start, parent = end, hashes.end_hash
-        return self._now.get(node)
+        return hashes
+
+    def _hash_node(
+        self, node: Node, start: int, parent: bytes, block_bytes: int
+    ) -> Generator[None, None, _Hashes]:
+        key = node.key
+        chain: list[bytes] = []
+        while len(chain) * block_bytes < len(key):
+            first, count = len(chain), SLICE - self._num_since_pause
+            part = key[first * block_bytes : (first + count) * block_bytes]
+            chain += block_hashes(chain[-1] if chain else parent, part, block_bytes)
+            yield from self._note_work(len(chain) - first)
+        self._budget -= len(chain)
+        landmarks = tuple(
+            chain[depth - start - 1]
+            for depth in range(start + 1, start + len(chain))
+            if is_landmark(depth)
+        )
+        return _Hashes(start, start + len(chain), chain[-1], landmarks)
+
+    def _note_work(self, amount: int) -> Iterator[None]:
+        self._num_since_pause += amount
+        if self._num_since_pause >= SLICE:
+            self._num_since_pause = 0
+            yield
 
     def _root_hash(self, root: Root) -> bytes:
         namespace = root.namespace

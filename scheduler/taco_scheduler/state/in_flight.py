@@ -89,8 +89,8 @@ def check_output(step: InFlightStep, output: StepOutput, vocab_size: int) -> Non
     """Check an output before it is committed.
 
     Raises:
-        InvalidOutputError: its rows are not those of the step, or a token id is not in the
-            vocabulary.
+        InvalidOutputError: its rows are not those of the step, a token id is not in the
+            vocabulary, or columns differ in length.
     """
     tokens = output.token_ids
     if not np.array_equal(output.slots, step.sampled_slots):
@@ -98,10 +98,12 @@ def check_output(step: InFlightStep, output: StepOutput, vocab_size: int) -> Non
     _check_drafts(step, output)
     if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
         raise InvalidOutputError("a token id is out of range")
-    _check_logprobs(output.logprobs, len(tokens))
+    _check_logprobs(output.logprobs, len(tokens), vocab_size)
     prompt_slots = output.prompt_logprob_slots
     if prompt_slots.size or output.prompt_logprobs is not None:
-        _check_logprobs(output.prompt_logprobs, len(prompt_slots))
+        _check_logprobs(output.prompt_logprobs, len(prompt_slots), vocab_size)
+        if output.prompt_logprobs is not None and not prompt_slots.size:
+            raise InvalidOutputError("prompt log probabilities have no rows")
         if len(output.prompt_logprob_positions) != len(prompt_slots):
             raise InvalidOutputError("prompt log probabilities do not have one position a row")
         if not np.isin(prompt_slots, step.slots).all():
@@ -129,7 +131,7 @@ def _check_drafts(step: InFlightStep, output: StepOutput) -> None:
         raise InvalidOutputError("there are not as many tokens as the rows have")
 
 
-def _check_logprobs(columns: LogprobColumns | None, num_rows: int) -> None:
+def _check_logprobs(columns: LogprobColumns | None, num_rows: int, vocab_size: int) -> None:
     if columns is None:
         return
     num_entries = columns.num_entries
@@ -138,3 +140,6 @@ def _check_logprobs(columns: LogprobColumns | None, num_rows: int) -> None:
         raise InvalidOutputError("log probability columns differ in length")
     if num_rows and num_entries.min() < 0:
         raise InvalidOutputError("a row of log probabilities has a negative number of entries")
+    ids = columns.token_ids
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise InvalidOutputError("a token id of a log probability is out of range")

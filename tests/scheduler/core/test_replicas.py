@@ -7,6 +7,7 @@ from support.fake_worker import FakeWorker, generate, worker_info
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepPlan
 from taco_scheduler.admission.validation import OtherModelError
+from taco_scheduler.faults import worker_loss
 from taco_scheduler.faults.worker_loss import STALL_FACTOR
 
 POISON = 60
@@ -244,6 +245,24 @@ def test_slow_steps_are_no_stall_where_steps_are_slow() -> None:
     d.deliver()
     d.plan()
     d.now += 0.9 * STALL_FACTOR - 0.1
+    assert d.engine.stalled(d.now) == []
+    d.now += 0.2
+    assert d.engine.stalled(d.now) == [d.peers[0].replica]
+
+
+def test_a_long_first_step_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_loss, "STALL_HALF_LIFE", 1)
+    d = make_driver(1, step_timeout=1.0, run_ahead=False)
+    crowd(d, 1)
+    d.plan()
+    d.now += 60
+    d.deliver()
+    for _ in range(10):
+        d.plan()
+        d.now += 0.01
+        d.deliver()
+    d.plan()
+    d.now += 0.9
     assert d.engine.stalled(d.now) == []
     d.now += 0.2
     assert d.engine.stalled(d.now) == [d.peers[0].replica]

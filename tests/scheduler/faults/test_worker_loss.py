@@ -5,6 +5,7 @@ import pytest
 
 from support.engine_driver import Driver
 from support.fake_worker import generate
+from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.state.in_flight import InvalidOutputError, StaleOutputError
@@ -134,6 +135,9 @@ def test_late_outputs_of_an_older_epoch_are_dropped() -> None:
         {"token_ids": np.array([64], np.int32)},
         {"token_ids": np.array([-1], np.int32)},
         {"prompt_logprob_slots": np.array([3], np.int32)},
+        {"prompt_logprobs": LogprobColumns()},
+        {"logprobs": LogprobColumns([1], [64], [0.0], [1])},
+        {"logprobs": LogprobColumns([1], [-1], [0.0], [1])},
     ],
 )
 def test_an_impossible_output_changes_nothing(change: dict) -> None:

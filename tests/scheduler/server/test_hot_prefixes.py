@@ -151,6 +151,46 @@ def test_a_round_hashes_its_maximum_and_the_next_one_continues(
     assert counts == [3, 6, 8, 8]
 
 
+def test_a_long_prompt_is_hashed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 0
+    hash_blocks = hot_prefixes.block_hashes
+
+    def counting(parent: bytes, token_ids: memoryview, block_bytes: int) -> list[bytes]:
+        nonlocal since_pause, most
+        hashes = hash_blocks(parent, token_ids, block_bytes)
+        since_pause += len(hashes)
+        most = max(most, since_pause)
+        return hashes
+
+    monkeypatch.setattr(hot_prefixes, "block_hashes", counting)
+    cache, hot = make_cache(), HotPrefixes(KEY)
+    prompt = list(range(2000))
+    run(cache, prompt)
+    run(cache, prompt[:100] + [7] * 500)
+    since_pause = num_pauses = 0
+    for _ in hot.collect([cache]):
+        since_pause = 0
+        num_pauses += 1
+    assert most <= hot_prefixes.SLICE
+    assert num_pauses >= 1250 // hot_prefixes.SLICE
+    assert found(hot.found, prompt) == 1000
+    assert found(hot.found, prompt[:100] + [7] * 500) == 300
+
+
+def test_a_long_node_may_change_while_it_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_prefixes, "SLICE", 4)
+    cache, hot = make_cache(num_blocks=256), HotPrefixes(KEY)
+    prompt = list(range(200))
+    run(cache, prompt)
+    for number, _ in enumerate(hot.collect([cache])):
+        if number % 3 == 0:  # splits the node that is being hashed
+            run(cache, prompt[: 2 * (number % 100)] + [900 + number] * 4)
+    prefixes = collect(hot, cache)
+    packed = array("i", [*prompt, -1]).tobytes()
+    num_cached = cache.num_cached_tokens(packed, BASE) // BLOCK_SIZE
+    assert num_cached / 2 < found(prefixes, prompt) <= num_cached
+
+
 def test_a_tree_may_change_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_prefixes, "SLICE", 1)
     cache, hot = make_cache(num_blocks=32), HotPrefixes(KEY)
