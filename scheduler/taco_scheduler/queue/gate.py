@@ -14,3 +14,11 @@ class Gate(Protocol):
     @property
     def generation(self) -> int:
         """Changes, at the latest, when a sequence that had to wait may pass. O(1)."""
+
+
+def closed_gate(gates: tuple[Gate, ...], sequence: Sequence) -> Gate | None:
+    """The first gate that holds a sequence; None: none does."""
+    for gate in gates:
+        if gate.must_wait(sequence):
+            return gate
+    return None

@@ -159,7 +159,7 @@ def test_a_sequence_that_awaits_a_prefix_keeps_its_turn() -> None:
 
 
 def test_a_plan_names_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taco_scheduler.core.scheduling_policy.MAX_JOINED_TOKENS", 30)
+    monkeypatch.setattr("taco_scheduler.core.slot_admission.MAX_JOINED_TOKENS", 30)
     d = driver(max_num_batched_tokens=64, run_ahead=False)
     d.submit(1, [9] * 16, n=6, max_tokens=3, ignore_eos=True)
     d.run()
