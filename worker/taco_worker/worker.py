@@ -112,9 +112,6 @@ class Worker:
             max_model_len, num_blocks = size_kv_cache(config, self._model, transfers, drafter)
             self._model.allocate_kv(num_blocks, config.block_size, max_model_len)
             host_store = make_host_block_store(config, self._model, transfers)
-            self._disk_store = make_disk_block_store(
-                config, model_config.files, self._model, host_store
-            )
         except (ValueError, torch.OutOfMemoryError) as error:
             raise ConfigurationError(str(error).partition("\n")[0]) from error
         self._batch = InputBatch(
@@ -173,6 +170,13 @@ class Worker:
             self._processors,
             make_decode_steps(self._model, self._batch),
         )
+        # Last: its directory stays locked, which would be a failed start's too.
+        try:
+            self._disk_store = make_disk_block_store(
+                config, model_config.files, self._model, host_store, max_model_len
+            )
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
         self.info = replace(
             _describe(config, model_config, max_model_len, num_blocks),
             num_host_blocks=host_store.num_blocks,

@@ -25,11 +25,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fingerprint_of(path: Path, serves: str = "kernels", **changes: object) -> bytes:
     block_size = int(str(changes.pop("block_size", 16)))
     kv = str(changes.pop("kv", "auto"))
+    length = int(str(changes.pop("length", 512)))
     model = replace(ModelConfig(model=str(path)), **changes)  # type: ignore[arg-type]
     config = WorkerConfig(model=model, block_size=block_size, kv_cache_dtype=kv)
     transfers = Transfers(torch.device("cpu"))
     loaded, step_model = load_step_model(config, kernels_for(serves, 1), transfers)
-    return fingerprint(config, loaded.files, step_model)
+    return fingerprint(config, loaded.files, step_model, length)
 
 
 def test_a_copy_of_the_weights_has_the_same_fingerprint(checkpoint: Path, tmp_path: Path) -> None:
@@ -56,6 +57,20 @@ def test_options_that_change_kv_change_the_fingerprint(checkpoint: Path) -> None
         fingerprint_of(checkpoint, load_format="dummy", seed=1),
     ]
     assert len(set(found)) == len(found)
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}  # the original length is the model's, 512
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+def test_a_length_that_changes_positions_changes_the_fingerprint(checkpoint: Path) -> None:
+    def found(scaling: dict[str, object], length: int) -> bytes:
+        return fingerprint_of(checkpoint, rope_scaling=scaling, length=length)
+
+    assert len({found(DYNAMIC, length) for length in (256, 512, 768, 1024)}) == 3
+    assert found(DYNAMIC, 256) == found(DYNAMIC, 512)
+    assert found(LINEAR, 512) == found(LINEAR, 1024)
+    assert fingerprint_of(checkpoint, length=64) == fingerprint_of(checkpoint)
 
 
 def test_other_weights_have_another_fingerprint(checkpoint: Path, tmp_path: Path) -> None:

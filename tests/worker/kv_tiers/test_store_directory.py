@@ -112,10 +112,38 @@ def test_two_workers_never_share_a_directory(tmp_path: Path) -> None:
         write(second, ROOT)
         assert found(first) == []
         assert found(second) == [ROOT]
-        with pytest.raises(ConfigurationError, match="in use by a worker of the same name"):
-            StoreDirectory(tmp_path, FINGERPRINT, SIZE, "w/2")
+        with opened(tmp_path, "w/2") as of_the_same_name:
+            assert of_the_same_name.path == first.path / "worker-w_2-2"
     with opened(tmp_path, "w/3") as third:
         assert third.path == first.path
+
+
+def test_workers_use_the_directories_of_earlier_ones(tmp_path: Path) -> None:
+    with opened(tmp_path, "a-17") as first, opened(tmp_path, "b-18") as second:
+        paths = [first.path, second.path]
+        write(second, ROOT)
+    with opened(tmp_path, "b-23") as first, opened(tmp_path, "a-24") as second:
+        assert [first.path, second.path] == paths
+        assert found(second) == [ROOT]
+        with opened(tmp_path, "c") as third, opened(tmp_path, "d") as fourth:
+            paths += [third.path, fourth.path]
+    with opened(tmp_path, "x"), opened(tmp_path, "d") as of_its_name:
+        assert of_its_name.path == paths[3]
+        with opened(tmp_path, "y") as second, opened(tmp_path, "z") as third:
+            assert {second.path, third.path} == {paths[1], paths[2]}
+
+
+def test_files_of_other_weights_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "big.kv").write_bytes(bytes(1000))
+    with opened(tmp_path, fingerprint=bytes(16)) as other:
+        write(other, ROOT)
+        with opened(tmp_path, "w2", fingerprint=bytes(16)) as second:
+            write(second, ROOT)
+        size = (other.path / name_of(ROOT.key)).stat().st_size
+    with opened(tmp_path) as directory:
+        write(directory, ROOT)
+        assert directory.num_other_bytes() == 2 * size
 
 
 def test_only_the_owner_can_access_a_directory(tmp_path: Path) -> None:

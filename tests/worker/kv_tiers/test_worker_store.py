@@ -79,6 +79,23 @@ def test_a_garbage_collected_worker_releases_its_directory(
     assert [path.name for path in directory.iterdir()] == ["lock"]
 
 
+def test_a_worker_that_does_not_start_leaves_the_directory_to_the_next_one(
+    config: WorkerConfig, tmp_path: Path
+) -> None:
+    config = replace(config, kv_disk_path=str(tmp_path))
+    broken = replace(config, logits_processors=("support.logits_processors:FailsToStart",))
+    with pytest.raises(ConfigurationError) as kept:  # a notebook keeps it, with its frames
+        Worker(broken)
+    worker = Worker(config)
+    reports = Reports()
+    worker.store(StoreCommand(), reports)
+    assert reports.found() == []
+    (directory,) = tmp_path.iterdir()
+    assert [path.name for path in directory.iterdir()] == ["lock"]
+    assert kept.value is not None
+    worker.close()
+
+
 def test_without_a_disk_tier_commands_fail(config: WorkerConfig) -> None:
     worker = Worker(config)
     assert worker.info.num_disk_blocks == 0

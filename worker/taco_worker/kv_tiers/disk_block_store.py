@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from torch import Tensor
 
 from taco_proto.kv_tiers import StoreCommand, StoredBlock, StoreReport
+from taco_worker.devices.byte_units import mebibytes
 from taco_worker.kv_tiers.store_directory import StoreDirectory
 
 logger = logging.getLogger("taco.worker")
@@ -45,6 +46,7 @@ class DiskBlockStore:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._session = 0  # jobs of earlier sessions are dropped
         self._listed_session = -1
+        self._has_listed = False
         self._file_lock = threading.Lock()  # held during each file operation
         self._last_warning = -_SECONDS_BETWEEN_WARNINGS
         self._num_failures = 0
@@ -107,9 +109,21 @@ class DiskBlockStore:
             if len(found) == _FOUND_IN_REPORT:
                 job.report(StoreReport(found=tuple(found)))
                 found.clear()
+        self._log_other_files()
         self._listed_session = job.session
         job.report(StoreReport(found=tuple(found), is_complete=True))
         return True
+
+    def _log_other_files(self) -> None:
+        num_bytes = 0 if self._has_listed else self._directory.num_other_bytes()
+        self._has_listed = True
+        if num_bytes:
+            logger.warning(
+                "%s of KV blocks below %s are of other weights or settings: delete their "
+                "directories if nothing needs them",
+                mebibytes(num_bytes),
+                self._directory.root,
+            )
 
     def _write(self, pending: _PendingReport, host_block: int, block: StoredBlock) -> None:
         try:

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 from taco_proto.config import WorkerConfig
+from taco_worker.layers.rotary import attention_factor, inverse_frequencies
 from taco_worker.models.config_reading import config_file
+from taco_worker.models.rope import exact_length
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_files import CheckpointFiles, find_weight_files
 
@@ -19,7 +21,9 @@ _NUM_SAMPLES = 1024
 _SAMPLE_BYTES = 4096
 
 
-def fingerprint(config: WorkerConfig, checkpoint: CheckpointFiles, model: StepModel) -> bytes:
+def fingerprint(
+    config: WorkerConfig, checkpoint: CheckpointFiles, model: StepModel, max_model_len: int
+) -> bytes:
     """16 bytes that differ if the KV of two workers differs.
 
     Weights are identified by their files' names and sizes, their first MiB (the header of a
@@ -40,6 +44,8 @@ def fingerprint(config: WorkerConfig, checkpoint: CheckpointFiles, model: StepMo
         "rope_theta": wanted.rope_theta,
         "hf_overrides": wanted.hf_overrides,
     }
+    if frequencies := _frequencies_of_length(model, max_model_len):
+        settings["frequencies"] = frequencies
     digest.update(json.dumps(settings, sort_keys=True, default=dict).encode())
     digest.update(config_file(checkpoint.directory, wanted.config_format).read_bytes())
     if wanted.load_format == "dummy":
@@ -49,6 +55,21 @@ def fingerprint(config: WorkerConfig, checkpoint: CheckpointFiles, model: StepMo
             digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
             _add_samples(digest, file)
     return digest.digest()
+
+
+def _frequencies_of_length(model: StepModel, max_model_len: int) -> dict[str, list[float]]:
+    """The rotary frequencies that follow from the longest sequence that is served, by table.
+
+    Keys are stored rotated. Tables whose frequencies no length changes are left out.
+    """
+    return {
+        name: [
+            *inverse_frequencies(table.rotary, table.rotary_dim, max_model_len).tolist(),
+            attention_factor(table.rotary, max_model_len),
+        ]
+        for name, table in model.plan.rope_tables.items()
+        if exact_length(table.rotary, max_model_len) is not None
+    }
 
 
 def _add_samples(digest: hashlib.blake2b, file: Path) -> None:

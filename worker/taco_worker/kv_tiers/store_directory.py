@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import os
 import re
@@ -26,34 +27,44 @@ from taco_worker.kv_tiers.block_file import (
 logger = logging.getLogger("taco.worker")
 
 _LOCK = "lock"
+_NAME = re.compile("[0-9a-f]{32}")
 
 
 class StoreDirectory:
     """Files of KV blocks of `block_bytes` each, below `root`.
 
-    Workers of the same model share `root`. The first takes the directory named by the fingerprint;
-    each further worker takes a subdirectory of it.
+    Workers of the same model share `root`. The first takes the directory named by the fingerprint.
+    Each further one takes a subdirectory that no other uses: the one of its name if it can, else
+    one that any worker left. So blocks are found again, whatever the names and their order.
 
     Attributes:
+        root: the directory that all models share.
         path: the directory of the files. Only its owner can access it, since the files contain what
             users wrote.
     """
 
     def __init__(self, root: Path, fingerprint: bytes, block_bytes: int, worker_name: str) -> None:
-        """Raises:
-        ConfigurationError: the directory cannot be created or locked, or a worker of the same name
-            uses it.
-        """
+        """Raises ConfigurationError: the directory cannot be created or locked."""
         self._fingerprint = fingerprint
         self._block_bytes = block_bytes
-        shared = root.expanduser() / fingerprint.hex()
-        own = shared / f"worker-{re.sub(r'[^A-Za-z0-9_.-]', '_', worker_name)}"
-        for path in (shared, own):
+        self.root = root.expanduser()
+        self._shared = self.root / fingerprint.hex()
+        for path in _candidates(self._shared, re.sub(r"[^A-Za-z0-9_.-]", "_", worker_name)):
             lock = _lock(path)
             if lock is not None:
                 self.path, self._lock = path, lock
                 return
-        raise ConfigurationError(f"the KV directory {own} is in use by a worker of the same name")
+
+    def num_other_bytes(self) -> int:
+        """Bytes of block files below `root` of other models, KV layouts or settings."""
+        num_bytes = 0
+        for directory in self.root.iterdir():
+            if directory == self._shared or not _NAME.fullmatch(directory.name):
+                continue
+            for file in directory.rglob("*.kv"):
+                with suppress(OSError):  # its owner may delete it meanwhile
+                    num_bytes += file.stat().st_size
+        return num_bytes
 
     def close(self) -> None:
         """Unlock the directory."""
@@ -111,6 +122,19 @@ class StoreDirectory:
                 logger.warning("KV block file %s ignored: %s", path.name, error)
                 _remove(path)
         return None
+
+
+def _candidates(shared: Path, worker_name: str) -> Iterator[Path]:
+    """The directories that a worker may take, in this order; without end."""
+    yield shared
+    own = shared / f"worker-{worker_name}"
+    existing = sorted(shared.glob("worker-*"))
+    if own in existing:
+        yield own
+    yield from (path for path in existing if path != own and not path.is_symlink())
+    yield own
+    for number in itertools.count(2):
+        yield own.with_name(f"{own.name}-{number}")
 
 
 def _lock(path: Path) -> int | None:

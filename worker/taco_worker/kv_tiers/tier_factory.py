@@ -91,9 +91,14 @@ def make_host_block_store(
 
 
 def make_disk_block_store(
-    config: WorkerConfig, checkpoint: CheckpointFiles, model: StepModel, host: HostBlockStore
+    config: WorkerConfig,
+    checkpoint: CheckpointFiles,
+    model: StepModel,
+    host: HostBlockStore,
+    max_model_len: int,
 ) -> DiskBlockStore | None:
-    """Create the disk tier; None if none is configured.
+    """Create the disk tier of a worker that serves up to `max_model_len` tokens; None if none is
+    configured.
 
     Raises:
         ConfigurationError: its directory cannot be created.
@@ -109,7 +114,7 @@ def make_disk_block_store(
         raise ValueError(f"a disk tier of {config.kv_disk_bytes} bytes holds no block")
     directory = StoreDirectory(
         Path(config.kv_disk_path),
-        fingerprint(config, checkpoint, model),
+        fingerprint(config, checkpoint, model, max_model_len),
         block_bytes,
         config.name,
     )
