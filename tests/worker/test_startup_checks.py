@@ -17,6 +17,7 @@ from taco_worker.startup_checks import (
     check_activations,
     check_memory,
     check_model,
+    matrix_bytes,
     num_parameters,
 )
 
@@ -201,6 +202,54 @@ def test_memory(
         return
     with pytest.raises(ConfigurationError, match=r"weights.* take .* GiB.* and only .* available"):
         check_memory(worker, model, count)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("share", "may_shrink", "count", "fits"),
+    [(0.7, False, 1, True), (0.7, False, 2, False), (1.5, False, 1, False), (1.5, True, 2, True)],
+)
+def test_memory_of_host_tiers(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    share: float,
+    may_shrink: bool,
+    count: int,
+    fits: bool,
+) -> None:
+    wanted = ModelConfig(model=str(checkpoint))
+    model = check_model(wanted)
+    available = 100 * num_parameters(model.plan)
+    monkeypatch.setattr(startup_checks, "available_cpu_memory", lambda: available)
+    worker = WorkerConfig(
+        model=wanted,
+        scheduler="",
+        device=device,
+        host_kv_bytes=int(share * available),
+        host_kv_may_shrink=may_shrink,
+    )
+    if fits:
+        check_memory(worker, model, count)
+        return
+    with pytest.raises(
+        ConfigurationError, match=r"the host tier.* takes .* of memory are available"
+    ):
+        check_memory(worker, model, count)
+
+
+def test_a_host_tier_counts_beside_the_weights(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ModelConfig(model=str(checkpoint))
+    model = check_model(wanted)
+    worker = WorkerConfig(model=wanted, scheduler="", device="cpu", host_kv_bytes=2**20)
+    taken = matrix_bytes(worker, model) + 2**20
+    monkeypatch.setattr(startup_checks, "available_cpu_memory", lambda: taken)
+    check_memory(worker, model)
+    monkeypatch.setattr(startup_checks, "available_cpu_memory", lambda: taken - 1)
+    with pytest.raises(ConfigurationError, match=r"the weights take .* and the host tier .*GiB"):
+        check_memory(worker, model)
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,22 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
 
 
 def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> None:
-    """Check that `count` workers on this machine's CPU can hold the weights and the KV blocks.
+    """Check that this machine's memory can hold what `count` workers put there.
 
-    A model on a GPU is not checked: only torch knows the GPU's free memory.
+    These are host tiers of a configured size, and on a CPU the weights and KV blocks. A model on a
+    GPU is not checked: only torch knows the GPU's free memory.
 
     Raises:
-        ConfigurationError: the weights, with the configured KV blocks, take more memory than is
-            available.
+        ConfigurationError: they take more memory than is available.
     """
+    host_tier = 0 if config.host_kv_may_shrink else config.host_kv_bytes
+    available = available_cpu_memory()
+    if count * host_tier > available:
+        workers = "" if count == 1 else f" of each of {count} workers"
+        raise ConfigurationError(
+            f"the host tier{workers} takes {gibibytes(host_tier)}, and only "
+            f"{gibibytes(available)} of memory are available"
+        )
     if not runs_on_cpu(config.device):
         return
     # Workers share the memory of a converted file.
@@ -88,12 +96,13 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
     kv_bytes = _KV_DTYPE_BYTES.get(kv_dtype, _number_bytes(config, model))
     num_tokens = (config.num_blocks or 0) * config.block_size
     blocks = num_tokens * model.plan.kv_elements_per_token * kv_bytes
-    available = available_cpu_memory()
-    if (shared or 0) + count * (weights + blocks) > available:
+    if (shared or 0) + count * (weights + blocks + host_tier) > available:
         workers = "" if count == 1 else f" of each of {count} workers"
         with_blocks = f" and {config.num_blocks} KV blocks {gibibytes(blocks)}" if blocks else ""
+        with_tier = f" and the host tier {gibibytes(host_tier)}" if host_tier else ""
+        taken = f"{gibibytes(shared or weights)}{with_blocks}{with_tier}"
         raise ConfigurationError(
-            f"the weights{workers} take {gibibytes(shared or weights)}{with_blocks}, and only "
+            f"the weights{workers} take {taken}, and only "
             f"{gibibytes(available)} of memory are available"
         )
 
