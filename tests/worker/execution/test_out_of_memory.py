@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.checkpoints import make_checkpoint
 from support.patience import PATIENCE_SECONDS
 from support.plans import GREEDY, Join, ints, make_plan
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_worker.batch.input_batch import StepRows
@@ -66,6 +67,25 @@ def test_a_step_of_one_token_that_does_not_fit_fails() -> None:
     rows = StepRows(one, ints([0]), ints([4]), np.array([True]), ints([0]))
     with pytest.raises(torch.OutOfMemoryError, match="1 tokens"):
         split_on_out_of_memory(run, rows)
+
+
+def test_rows_without_their_drafts_have_no_forced_ones() -> None:
+    """A step of forced tokens that runs out of memory is retried without drafts."""
+    one = ints([1])
+    rows = StepRows(one, ints([4]), one, np.array([True]), ints([2]))
+    trees = DraftTrees(ints([2]), ints([7, 8]), ints([-1, 0]), ints([0, 0]))
+    drafted = rows.with_drafts(trees, forced=True)
+    sizes = []
+
+    def run(part: StepRows) -> StepRows:
+        sizes.append(int(part.num_new_tokens.sum()))
+        if part.trees is not None:
+            raise torch.OutOfMemoryError("too little")
+        return part
+
+    (retried,) = split_on_out_of_memory(run, drafted)
+    assert sizes == [3, 1]
+    assert not retried.are_forced
 
 
 @pytest.fixture(scope="module")

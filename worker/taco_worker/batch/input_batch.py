@@ -47,7 +47,8 @@ class StepRows:
 
     def without_drafts(self) -> StepRows:
         assert self.trees is not None
-        return replace(self, num_new_tokens=self.num_new_tokens - self.trees.num_nodes, trees=None)
+        num_new_tokens = self.num_new_tokens - self.trees.num_nodes
+        return replace(self, num_new_tokens=num_new_tokens, trees=None, are_forced=False)
 
     def output_slots(self) -> IntArray:
         """The slot of each token after which one is sampled."""
