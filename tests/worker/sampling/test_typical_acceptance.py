@@ -1,10 +1,12 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from taco_kernels.native.draft_trees import DraftTrees
+from taco_kernels.sampling_metadata import SamplingMetadata
 from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance, draft_candidates
 
@@ -19,14 +21,19 @@ def prefer(
     temperature: list[float] | None = None,
     threshold: float = 0.3,
     alpha: float = 0.5,
+    **filters: float,
 ) -> list[int]:
     """The target samples token 3 in every row."""
-    warmth = np.array(temperature or [1.0] * len(probs), dtype=np.float32)
+    metadata = SamplingMetadata.greedy(len(probs))
+    metadata = replace(metadata, temperature=np.float32(temperature or [1.0] * len(probs)))
+    metadata = replace(
+        metadata, **{name: getattr(metadata, name) * 0 + value for name, value in filters.items()}
+    )
     rows, tokens = (np.array(column, dtype=np.int64) for column in zip(*candidates, strict=True))
     chosen = torch.full((len(probs),), 3)
     acceptance = TypicalAcceptance(threshold, alpha)
     drafts, transfers = Candidates(rows, tokens), Transfers(torch.device("cpu"))
-    return acceptance.prefer(logits_of(probs), warmth, chosen, drafts, transfers).tolist()
+    return acceptance.prefer(logits_of(probs), metadata, chosen, drafts, transfers).tolist()
 
 
 def test_a_draft_above_the_threshold_is_accepted() -> None:
@@ -53,6 +60,14 @@ def test_temperature_counts_and_greedy_rows_stay_exact() -> None:
     row = [0.1, 0.2, 0.3, 0.4]
     hot = prefer([row, row], [(0, 0), (1, 0)], temperature=[50.0, 0.0], threshold=0.2)
     assert hot == [0, 3]
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.6}])
+def test_rows_with_filters_stay_exact(filters: dict[str, float]) -> None:
+    """The draft is above the threshold, and outside of each filter."""
+    probs, draft = [[0.5, 0.3, 0.2, 0.0]], [(0, 2)]
+    assert prefer(probs, draft, threshold=0.1) == [2]
+    assert prefer(probs, draft, threshold=0.1, **filters) == [3]
 
 
 def test_a_banned_token_is_never_accepted() -> None:

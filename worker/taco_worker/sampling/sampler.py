@@ -117,7 +117,7 @@ class Sampler:
         token_ids = self._ops.sample(logits, metadata)
         if self._typical is not None and candidates is not None:
             token_ids = self._typical.prefer(
-                logits, metadata.temperature, token_ids, candidates, self._transfers
+                logits, metadata, token_ids, candidates, self._transfers
             )
         if banning_rows.size:
             (places,) = self._transfers.upload(banning_rows)

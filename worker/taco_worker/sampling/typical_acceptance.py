@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.native.draft_trees import DraftTrees
+from taco_kernels.sampling_metadata import SamplingMetadata
 from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.slot_params import Array
 
@@ -40,24 +41,27 @@ class TypicalAcceptance:
     def prefer(
         self,
         logits: Tensor,
-        temperature: Array,
+        metadata: SamplingMetadata,
         chosen: Tensor,
         candidates: Candidates,
         transfers: Transfers,
     ) -> Tensor:
         """Replace `chosen` by the most likely acceptable draft, in rows that sample at random.
 
+        Rows with a filter (min_p, top_k, top_p) keep their sample: a draft may be outside of it.
+
         Args:
             logits: float32 [num_rows, vocab_size].
-            temperature: float32 [num_rows], 0 for greedy rows.
+            metadata: of the rows of the logits.
             chosen: int64 [num_rows].
         """
-        is_random = temperature[candidates.rows] > 0
-        if not is_random.any():
+        is_filtered = (metadata.min_p > 0) | (metadata.top_k > 0) | (metadata.top_p < 1)
+        may_replace = ((metadata.temperature > 0) & ~is_filtered)[candidates.rows]
+        if not may_replace.any():
             return chosen
-        rows, places = np.unique(candidates.rows[is_random], return_inverse=True)
+        rows, places = np.unique(candidates.rows[may_replace], return_inverse=True)
         token_ids, index, warmth, place = transfers.upload(
-            candidates.token_ids[is_random], rows, temperature[rows], places
+            candidates.token_ids[may_replace], rows, metadata.temperature[rows], places
         )
         log_probs = torch.log_softmax(logits[index] / warmth.unsqueeze(1), dim=-1)
         probs = log_probs.exp()
