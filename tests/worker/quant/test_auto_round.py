@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,17 @@ def test_only_named_blocks_are_quantized(blocks: Any) -> None:
     assert _bits(config, "model.layers_extra.0") is None
     assert _bits(config, "visual.blocks.0.mlp") is None
     assert _bits(config, "head.out") == 8
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model.", ""])
+def test_names_may_be_those_of_a_model_for_images(prefix: str) -> None:
+    extra = {f"{prefix}layers.1.mlp.up_proj": {"bits": 8}}
+    config = {"block_name_to_quantize": f"{prefix}layers", "extra_config": extra}
+    assert _bits(config, MODULE) == 4
+    assert _bits(config, "model.layers.1.mlp.up_proj") == 8
+    assert _bits(config, "visual.blocks.0.mlp") is None
+    expressions = {"^" + re.escape(f"{prefix}layers.0.") + ".*": {"bits": 2}}
+    assert _bits({"extra_config": expressions}, MODULE) == 2
 
 
 @pytest.mark.parametrize(

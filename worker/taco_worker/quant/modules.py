@@ -43,13 +43,18 @@ class ByModule(Generic[Settings]):
 
     def __init__(self, settings: Mapping[str, Settings]) -> None:
         self._settings = settings
+        self._by_plain_name: dict[str, str] = {}
         self._by_end: dict[str, str] = {}
         for name in settings:
+            self._by_plain_name.setdefault(plain_name(name), name)
             self._by_end.setdefault(_end(name), name)
 
     def get(self, module: str) -> Settings | None:
         if module in self._settings:
             return self._settings[module]
+        # By the end alone, a layer for images may have the name of one for text.
+        if (stored := self._by_plain_name.get(plain_name(module))) is not None:
+            return self._settings[stored]
         stored = self._by_end.get(_end(module))
         if stored is None or not (stored.endswith(f".{module}") or module.endswith(f".{stored}")):
             return None
@@ -90,7 +95,7 @@ def matches_name(module: str, target: str) -> bool:
     if not target.startswith("re:"):
         return plain_name(target) == plain_name(module)
     pattern = expression(target.removeprefix("re:"))
-    return any(pattern.match(name) for name in _names(module))
+    return any(pattern.match(name) for name in possible_names(module))
 
 
 def is_listed(module: str, listed: Iterable[str]) -> bool:
@@ -126,7 +131,7 @@ class _Listing:
     def lists(self, module: str) -> bool:
         if module.endswith(self._ends) or not self._keys.isdisjoint(_sequences(module)):
             return True
-        names = _names(module)
+        names = possible_names(module)
         # The first parts of a name with another prefix.
         if any(not self._keys.isdisjoint(_first_parts(name)) for name in names):
             return True
@@ -166,7 +171,7 @@ def _start_of(key: str) -> str | None:
 
 
 @lru_cache(maxsize=100)
-def _names(module: str) -> tuple[str, ...]:
+def possible_names(module: str) -> tuple[str, ...]:
     """The names that the module may have had where the configuration was written."""
     plain = plain_name(module)
     return tuple(dict.fromkeys((module, *(prefix + plain for prefix in _PREFIXES))))

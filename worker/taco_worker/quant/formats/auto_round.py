@@ -13,6 +13,7 @@ from taco_worker.quant.formats.awq import awq_matrix
 from taco_worker.quant.formats.gptq import BITS, GptqMatrix
 from taco_worker.quant.integers.rules import is_language_head
 from taco_worker.quant.integers.settings import Settings
+from taco_worker.quant.modules import plain_name, possible_names
 from taco_worker.quant.weight_format import Quantization, WeightFormat
 
 _PLAIN_BITS = 16
@@ -37,8 +38,8 @@ def read(config: Mapping[str, Any], model_dir: Path) -> Quantization:
     return AutoRound(
         settings,
         packing,
-        settings.names("block_name_to_quantize", "to_quant_block_names"),
-        own,
+        tuple(map(plain_name, settings.names("block_name_to_quantize", "to_quant_block_names"))),
+        {plain_name(key): part for key, part in own.items()},
         tuple(expressions),
     )
 
@@ -50,9 +51,9 @@ class AutoRound:
     Attributes:
         settings: of modules that `own` and `expressions` do not name.
         packing: the format of its matrices: "awq", "gptqmodel" and "gptq" are parts of the names.
-        blocks: what the names of quantized modules begin with; empty: all but the language model
-            head are quantized.
-        own: settings by the names of modules.
+        blocks: what the plain names of quantized modules begin with; empty: all are quantized but
+            the language model head.
+        own: settings by the plain names of modules.
         expressions: settings by what the names of modules match in part, in their order.
     """
 
@@ -76,13 +77,14 @@ class AutoRound:
         return False
 
     def _settings_of(self, module: str) -> Settings | None:
-        if module in self.own:
-            return self.own[module]
+        name = plain_name(module)
+        if name in self.own:
+            return self.own[name]
         for pattern, settings in self.expressions:
-            if pattern.search(module):
+            if any(pattern.search(possible) for possible in possible_names(module)):
                 return settings
         if self.blocks:
-            is_quantized = any(f"{module}.".startswith(f"{block}.") for block in self.blocks)
+            is_quantized = any(f"{name}.".startswith(f"{block}.") for block in self.blocks)
         else:
             is_quantized = not is_language_head(module)
         return self.settings if is_quantized else None

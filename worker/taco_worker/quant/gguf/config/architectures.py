@@ -51,9 +51,10 @@ def _qwen2_vl(source: ConfigSource) -> Fields:
     sections = source.metadata.get("rope.dimension_sections")
     if not isinstance(sections, list) or len(sections) < 3:
         raise ValueError(f"qwen2vl.rope.dimension_sections must be a list, not {sections!r:.100}")
-    scaling = {"type": "mrope", "mrope_section": sections[:3]}
+    fields = _qwen2(source)
+    scaling = fields.get("rope_scaling", {"rope_type": "default"})
     names = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
-    return {**_qwen2(source), **names, "rope_scaling": scaling}
+    return {**fields, **names, "rope_scaling": {**scaling, "mrope_section": sections[:3]}}
 
 
 def _qwen2(source: ConfigSource) -> Fields:
