@@ -128,6 +128,42 @@ def test_tensors_are_those_of_hugging_face(both: tuple[Path, Path]) -> None:
     check_weight_files(load_hf_config(both[1], load_format="mistral"))
 
 
+def test_fp8_has_a_scale_per_matrix(both: tuple[Path, Path]) -> None:
+    hf, own = both
+    scale = torch.tensor(0.01)
+    for directory, file, ends in (
+        (hf, "model.safetensors", ("weight_scale", "input_scale")),
+        (own, "consolidated.safetensors", ("qscale_weight", "qscale_act")),
+    ):
+        tensors = load_file(directory / file)
+        for name, tensor in list(tensors.items()):
+            if tensor.ndim == 2 and ".layers." in f".{name}":
+                tensors[name] = (tensor / scale).to(torch.float8_e4m3fn)
+                for end in ends:
+                    tensors[name.removesuffix("weight") + end] = scale.clone()
+        save_file(tensors, directory / file)
+    tensors = load_file(own / "consolidated.safetensors")
+    tensors["layers.1.attention.kv_fake_quantizer.qscale_act"] = scale
+    save_file(tensors, own / "consolidated.safetensors")
+    expected, actual = map(_tensors, both)
+    expected["model.layers.1.self_attn.kv_scale"] = scale
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name].float(), tensor.float()), name
+    params = json.loads((own / "params.json").read_text())
+    params["quantization"] = {"qformat_weight": "fp8_e4m3"}
+    (own / "params.json").write_text(json.dumps(params))
+    check_weight_files(load_hf_config(own, load_format="mistral"))
+
+
+@pytest.mark.parametrize("end", ["weight_packed", "weight_scale", "qscale_weight"])
+def test_parts_of_matrices_that_have_rows_are_rejected(end: str) -> None:
+    with pytest.raises(ValueError, match="another order of rows"):
+        hf_rows(f"layers.0.attention.wk.{end}", torch.ones(8, 1), 8)
+    one = torch.ones(1)
+    assert hf_rows(f"layers.0.attention.wk.{end}", one, 8) is one
+
+
 def test_shards_without_an_index(both: tuple[Path, Path]) -> None:
     _, own = both
     tensors = load_file(own / "consolidated.safetensors")

@@ -54,7 +54,10 @@ _NAMES = (
         r"model.layers.\1.block_sparse_moe.\2",
     ),
 )
-_ROTATED = re.compile(r"layers\.\d+\.attention\.w[qk]\.weight")
+_ROTATED = re.compile(r"layers\.\d+\.attention\.w[qk]\.(\w+)")
+# Scales of FP8 checkpoints, by the end of their names.
+_SCALES = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
+_KV_SCALES = re.compile(r"layers\.(\d+)\.attention\.(q|k|v|kv)_fake_quantizer\.qscale_act")
 
 
 def hf_config_of(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -98,9 +101,12 @@ def is_mistral_file(path: Path) -> bool:
 
 def hf_name(name: str) -> str | None:
     """Hugging Face's name of a tensor; None: it belongs to images, not to the text model."""
+    if match := _KV_SCALES.fullmatch(name):
+        return match.expand(r"model.layers.\1.self_attn.\2_scale")
     for pattern, replacement in _NAMES:
         if match := pattern.match(name):
-            return match.expand(replacement) + name[match.end() :]
+            module, dot, end = (match.expand(replacement) + name[match.end() :]).rpartition(".")
+            return module + dot + _SCALES.get(end, end)
     return None if name.startswith(_OTHER_PARTS) else name
 
 
@@ -128,8 +134,21 @@ def hf_rows(name: str, tensor: Tensor, head_dim: int) -> Tensor:
 
     Args:
         name: Mistral's name.
+
+    Raises:
+        ValueError: it is a part of a matrix whose rows are packed, or a scale for each row.
     """
-    if not _ROTATED.fullmatch(name) or tensor.ndim != 2 or tensor.shape[0] % head_dim:
+    match = _ROTATED.fullmatch(name)
+    if match is None:
+        return tensor
+    if match[1] != "weight":
+        if tensor.numel() > 1:
+            raise ValueError(
+                f"{name} cannot be put in another order of rows: use the weights in Hugging Face's "
+                "format"
+            )
+        return tensor
+    if tensor.ndim != 2 or tensor.shape[0] % head_dim:
         return tensor
     pairs = tensor.view(-1, head_dim // 2, 2, tensor.shape[1])
     return pairs.transpose(1, 2).reshape(tensor.shape)
