@@ -48,6 +48,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "qwen3_coder": ToolFormat(
         opens=("<tool_call>",),
         closes=("</tool_call>",),
+        bare_opens=("<function=",),
         tagged_call=TaggedCall(
             name_opens="<function=",
             name_closes=">",

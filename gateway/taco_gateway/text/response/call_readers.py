@@ -1,14 +1,18 @@
 """Readers of single tool calls, one for each form that a format may have."""
 
 import json
+import re
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from taco_gateway.text.response.cursor import MAX_NAME_CHARS, Cursor, NotACallError, Texts
 from taco_gateway.text.response.formats import JsonCall, NamedCall, TaggedCall
-from taco_gateway.text.response.typed_values import typed_value, value_types
+from taco_gateway.text.response.typed_values import has_property, typed_value, value_types
 
 Encode = Callable[[str], str]
+
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 class CallSink(Protocol):
@@ -98,19 +102,35 @@ class NamedCallReader:
 class TaggedCallReader:
     """Reads a call of nested tags, and writes its arguments as JSON.
 
+    Models leave out the tag that closes a value. Then the value ends at a line that begins with the
+    next key or with the end of the call, if what follows fits.
+
     Args:
         schemas: the JSON schema of the parameters of each tool, by name.
+        section_closes: markers that may follow the call.
     """
 
-    def __init__(self, form: TaggedCall, encode: Encode, schemas: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        form: TaggedCall,
+        encode: Encode,
+        schemas: Mapping[str, Any],
+        section_closes: tuple[str, ...] = (),
+    ) -> None:
         self._form = form
         self._schemas = schemas
         self._name_opens = Texts((encode(form.name_opens),) if form.name_opens else ())
         self._name_closes = Texts((encode(form.name_closes),))
         self._call_closes = encode(form.call_closes)
-        self._key_or_end = Texts((encode(form.key_opens), self._call_closes))
+        self._key_opens = encode(form.key_opens)
+        self._key_or_end = Texts((self._key_opens, self._call_closes))
         self._key_closes = Texts((encode(form.key_closes),))
-        self._value_closes = Texts((encode(form.value_closes),))
+        self._key_line_ends = Texts((*self._key_closes.texts, "\n"))
+        self._value_closes = encode(form.value_closes)
+        self._value_ends = Texts(
+            (self._value_closes, f"\n{self._key_opens}", f"\n{self._call_closes}")
+        )
+        self._after_call = Texts((*map(encode, section_closes), *self._name_opens.texts))
 
     def read(self, cursor: Cursor, sink: CallSink) -> Generator[None, None, None]:
         if self._name_opens.texts and not (yield from cursor.take(self._name_opens)):
@@ -125,14 +145,47 @@ class TaggedCallReader:
             if tag == self._call_closes:
                 break
             key = yield from self._name(cursor, self._key_closes)
-            parts: list[str] = []
-            if not (yield from cursor.until(self._value_closes, parts.append)):
-                raise NotACallError
-            value = self._value("".join(parts), value_types(self._schemas.get(name), key))
-            written = json.dumps(value, ensure_ascii=False)
+            text = yield from self._text_of_value(cursor, name)
+            value = self._value(text, value_types(self._schemas.get(name), key))
+            written = _with_escapes(json.dumps(value, ensure_ascii=False), text)
             sink.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {written}")
             opening = ", "
         sink.arguments("{}" if opening == "{" else "}")
+
+    def _text_of_value(self, cursor: Cursor, name: str) -> Generator[None, None, str]:
+        """Reads a value up to its closing tag, or to where it ends without one."""
+        parts: list[str] = []
+        while end := (yield from cursor.until(self._value_ends, parts.append)):
+            if end == self._value_closes:
+                return "".join(parts)
+            tag = end[1:]
+            if tag == self._call_closes:
+                ends_here = yield from self._is_end_of_call(cursor)
+            else:
+                ends_here = yield from self._is_key_of(cursor, name)
+            if ends_here:
+                cursor.unread(tag)
+                return "".join(parts)
+            parts.append(end)
+        raise NotACallError
+
+    def _is_end_of_call(self, cursor: Cursor) -> Generator[None, None, bool]:
+        """Whether a section ends next, another call begins, or the text ends; reads nothing."""
+        spaces = yield from cursor.spaces()
+        found = yield from cursor.take(self._after_call)
+        is_end = not (yield from cursor.peek())
+        cursor.unread(spaces + found)
+        return bool(found) or is_end
+
+    def _is_key_of(self, cursor: Cursor, name: str) -> Generator[None, None, bool]:
+        """Whether the rest of a tag names a parameter of the tool; reads nothing."""
+        parts: list[str] = []
+        closed = ""
+        with suppress(NotACallError):  # it is too long
+            closed = yield from cursor.until(self._key_line_ends, parts.append, MAX_NAME_CHARS)
+        key = "".join(parts)
+        cursor.unread(key + closed)
+        return closed not in ("", "\n") and has_property(self._schemas.get(name), key.strip())
 
     def _value(self, text: str, types: tuple[str, ...]) -> Any:
         if self._form.trims_values:
@@ -163,9 +216,21 @@ def _arguments(cursor: Cursor, sink: Callable[[str], None]) -> Generator[None, N
 def _unpacked(text: str) -> str:
     try:
         inner = json.loads(text, strict=False)
-        return inner if isinstance(json.loads(inner), dict) else text
+        return _with_escapes(inner, text) if isinstance(json.loads(inner), dict) else text
     except (ValueError, RecursionError):
         return text
+
+
+def _with_escapes(written: str, source: str) -> str:
+    """JSON text whose halves of characters are escaped, as they were in the model's text.
+
+    Halves that the source has unescaped are symbols of marker tokens.
+    """
+    if written.isascii():
+        return written
+    return _HALVES.sub(
+        lambda half: half[0] if half[0] in source else f"\\u{ord(half[0]):04x}", written
+    )
 
 
 def _json_string(cursor: Cursor) -> Generator[None, None, str]:

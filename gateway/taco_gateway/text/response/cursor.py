@@ -86,6 +86,10 @@ class Cursor:
 
     def unread(self, text: str) -> None:
         """Puts text back, to be read next."""
+        start = self._position - len(text)
+        if start >= 0 and self._text.startswith(text, start):  # it was read just now
+            self._position = start
+            return
         self._text, self._position = text + self._text[self._position :], 0
 
     def chars(self, count: int) -> Generator[None, None, str]:

@@ -94,6 +94,8 @@ class ToolFormat:
     Attributes:
         opens: markers that open a section with calls.
         closes: markers that close it. Without any, it ends with its last call.
+        bare_opens: how a call begins where the model has left out the marker of the section. Then
+            only the names of the request's tools make a call.
         starts_answer: calls may also begin the answer, without a marker. Then only the names of the
             request's tools make a call.
         has_list: the section may be a list of calls in brackets.
@@ -104,6 +106,7 @@ class ToolFormat:
 
     opens: tuple[str, ...]
     closes: tuple[str, ...] = ()
+    bare_opens: tuple[str, ...] = ()
     starts_answer: bool = False
     has_list: bool = False
     separator: str = ""

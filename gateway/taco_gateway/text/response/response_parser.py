@@ -163,13 +163,12 @@ class ResponseParser:
             self._answer.content.trims_start = True
 
     def _read_content_and_calls(self, tools: ToolFormat) -> Generator[None, None, None]:
-        opens, content = self._texts(tools.opens), self._answer.content
+        opens, content = self._texts((*tools.opens, *tools.bare_opens)), self._answer.content
+        bare_opens = self._texts(tools.bare_opens).texts
         if tools.starts_answer:
             spaces = yield from self._cursor.spaces()
             if (yield from self._cursor.peek()) == tools.first_char:
-                self._answer.known_names = self._options.schemas.keys()
-                yield from self._read_section(tools, "")
-                self._answer.known_names = None
+                yield from self._read_section_of_known(tools)
             else:
                 content.add(spaces)
         if self._options.calls_begin_answer and not self._answer.num_calls:
@@ -182,7 +181,17 @@ class ResponseParser:
             opened = yield from self._cursor.until(opens, content.add)
             if not opened:
                 break
-            yield from self._read_section(tools, opened)
+            if opened in bare_opens:
+                self._cursor.unread(opened)
+                yield from self._read_section_of_known(tools)
+            else:
+                yield from self._read_section(tools, opened)
+
+    def _read_section_of_known(self, tools: ToolFormat) -> Generator[None, None, None]:
+        """Reads a section without a marker: only names of the request's tools make a call."""
+        self._answer.known_names = self._options.schemas.keys()
+        yield from self._read_section(tools, "")
+        self._answer.known_names = None
 
     def _read_section(self, tools: ToolFormat, opened: str) -> Generator[None, None, None]:
         held = self._cursor.record = [opened]
@@ -234,7 +243,9 @@ class ResponseParser:
             yield from PythonCallReader().read(self._cursor, call)
         else:
             assert tools.tagged_call is not None
-            reader = TaggedCallReader(tools.tagged_call, encode, self._options.schemas)
+            reader = TaggedCallReader(
+                tools.tagged_call, encode, self._options.schemas, tools.closes
+            )
             yield from reader.read(self._cursor, call)
 
     def _source(self) -> PluginSource:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 from taco_gateway.text.response.local_refs import resolved
 
@@ -10,11 +10,14 @@ _TYPES = ("integer", "number", "boolean", "null", "object", "array", "string")
 _MAX_UNIONS = 64  # schemas in a union, over all levels
 
 
+def has_property(schema: Any, key: str) -> bool:
+    """Whether a tool's parameters name a property."""
+    return key in _properties(schema)
+
+
 def value_types(schema: Any, key: str) -> tuple[str, ...]:
     """The JSON types of a property of a tool's parameters; empty: any."""
-    parameters = resolved(schema, schema)
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    described = properties.get(key) if isinstance(properties, dict) else None
+    described = _properties(schema).get(key)
     types: list[str] = []
     pending = [described]
     for _ in range(_MAX_UNIONS):
@@ -31,6 +34,12 @@ def value_types(schema: Any, key: str) -> tuple[str, ...]:
     return tuple(name for name in types if isinstance(name, str))
 
 
+def _properties(schema: Any) -> dict[str, Any]:
+    parameters = resolved(schema, schema)
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
 def _types_of_values(schema: dict[str, Any]) -> list[str]:
     """The types of the values that a schema lists."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -44,7 +53,7 @@ def typed_value(text: str, types: tuple[str, ...]) -> Any:
         if name == "string":
             continue
         try:
-            value = json.loads(text.strip())
+            value = json.loads(text.strip(), parse_constant=_reject, parse_float=_finite)
         except (ValueError, RecursionError):
             value = {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
         if _fits(value, name):
@@ -56,9 +65,9 @@ def _fits(value: Any, name: str) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match name:
         case "integer":
-            return is_number and math.isfinite(value) and int(value) == value
+            return is_number and _is_finite(value) and int(value) == value
         case "number":
-            return is_number and math.isfinite(value)
+            return is_number and _is_finite(value)
         case "boolean":
             return isinstance(value, bool)
         case "null":
@@ -71,3 +80,17 @@ def _fits(value: Any, name: str) -> bool:
             return isinstance(value, str)
         case _:
             return False
+
+
+def _is_finite(value: float) -> bool:
+    # A large integer has no float.
+    return isinstance(value, int) or math.isfinite(value)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _reject(text)
+
+
+def _reject(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -13,6 +13,7 @@ from taco_gateway.text.response.built_in import REASONING_FORMATS, TOOL_FORMATS
 from taco_gateway.text.response.marker_tokens import MarkerTokens
 from taco_gateway.text.response.response_delta import CallDelta, ResponseDelta, whole_calls
 from taco_gateway.text.response.response_parser import ParserOptions, ResponseParser
+from taco_gateway.text.response.typed_values import value_types
 
 SCHEMAS: dict[str, Any] = {
     "f": {"properties": {"a": {"type": "integer"}, "o": {"type": ["object", "null"]}}},
@@ -73,6 +74,8 @@ HOSTILE = [
     "[f(1)] [f(a=1)]",
     "<|python_start|>f(a=1)",
     "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]",
+    "a <function=f>x<parameter=a>1\n</function>\n<function=h>y</tool_call>",
+    "<tool_call><function=f><parameter=a>1\n<parameter=o>\n</function>\n<parameter=a",
     "<tool_call><function=f>x<parameter=a>1</parameter>y</function>z</tool_call>",
     "  plain text \n ",
     "",
@@ -131,6 +134,99 @@ def test_tags_get_the_types_of_the_schema() -> None:
     assert [name for name, _ in calls] == ["f", "g"]
     assert json.loads(calls[0][1]) == {"a": 3, "s": ' x <b>\n"', "o": {"l": [1]}}
     assert calls[1][1] == "{}"
+
+
+ONE_CALL = "<parameter=s>\nhi <b>\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"ok\n\n<function=f>\n{ONE_CALL}\n</tool_call>", "ok", [("f", {"s": "hi <b>"})]),
+        (f"<function=f>{ONE_CALL}", "", [("f", {"s": "hi <b>"})]),
+        (
+            f"<function=f>{ONE_CALL}\n<function=f>{ONE_CALL}</tool_call> x",
+            "",
+            [("f", {"s": "hi <b>"})] * 2,
+        ),
+        (f"see <function=h>{ONE_CALL} there", f"see <function=h>{ONE_CALL} there", []),
+        (f"<function={'n' * 300}", f"<function={'n' * 300}", []),
+    ],
+)
+def test_a_call_without_the_marker_of_its_section(
+    text: str, content: str, calls: list[tuple[str, Any]]
+) -> None:
+    whole = result(make("qwen3_coder"), [text])
+    assert whole[1] == content
+    assert [(name, json.loads(arguments)) for name, arguments in whole[2]] == calls
+    assert result(make("qwen3_coder"), list(text)) == whole
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ("<parameter=s>\nhi\n</function>\n</tool_call>", {"s": "hi"}),
+        ("<parameter=s>\nhi\n</function>", {"s": "hi"}),
+        ("<parameter=s>\nhi\n</function>\n<function=g></function></tool_call>", {"s": "hi"}),
+        ("<parameter=s>hi\n<parameter=a>\n3\n</parameter></function>", {"s": "hi", "a": 3}),
+        # Text that looks like a tag.
+        ("<parameter=s>\nx\n</function>\ny</parameter></function>", {"s": "x\n</function>\ny"}),
+        ("<parameter=s>\n<parameter=zz>\n</parameter></function>", {"s": "<parameter=zz>"}),
+        ("<parameter=s>x <parameter=a> y</parameter></function>", {"s": "x <parameter=a> y"}),
+        (
+            f"<parameter=s>\nx\n<parameter={'n' * 300}</parameter></function>",
+            {"s": f"x\n<parameter={'n' * 300}"},
+        ),
+    ],
+)
+def test_values_without_their_closing_tag(body: str, arguments: dict[str, Any]) -> None:
+    text = f"<tool_call>\n<function=f>\n{body}"
+    whole = result(make("qwen3_coder"), [text])
+    assert whole[2][0][0] == "f"
+    assert json.loads(whole[2][0][1]) == arguments
+    assert result(make("qwen3_coder"), list(text)) == whole
+
+
+@pytest.mark.parametrize("added", [{}, {"<tool_call>": 1, "</tool_call>": 2}])
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        (
+            "qwen3_coder",
+            '<function=f><parameter=o>{"a": "\\ud83d \\ud83d\\ude00 \\ud801"}</parameter>'
+            "</function>",
+            '{"o": {"a": "\\ud83d 😀 \\ud801"}}',
+        ),
+        ("hermes", '{"name": "f", "arguments": "{\\"a\\": \\"\\ud83d\\"}"}', '{"a": "\\ud83d"}'),
+        ("hermes", '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}', '{"a": "\\ud800"}'),
+    ],
+)
+def test_halves_of_characters_stay_escaped(
+    name: str, text: str, arguments: str, added: dict[str, int]
+) -> None:
+    parser = make(name, added)
+    opens = "<tool_call>"
+    if added:
+        parser.add_token(1, opens, len(opens))
+    _, _, calls, _ = result(parser, [opens, text])
+    assert calls == [("f", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("9" * 400, int("9" * 400)), ("9" * 5000, "9" * 5000), ("1e999", "1e999"), ("NaN", "NaN")],
+)
+def test_numbers_that_no_float_holds(written: str, value: object) -> None:
+    text = f"<tool_call><function=f><parameter=a>{written}</parameter></function></tool_call>"
+    _, _, calls, _ = result(make("qwen3_coder"), [text])
+    assert json.loads(calls[0][1]) == {"a": value}
+
+
+def test_an_object_with_a_number_that_is_not_json_is_text() -> None:
+    text = '<tool_call><function=f><parameter=o>{"a": NaN}</parameter></function></tool_call>'
+    _, _, calls, _ = result(make("qwen3_coder"), [text])
+    assert json.loads(calls[0][1]) == {"o": '{"a": NaN}'}
+    assert value_types({"properties": {"a": {"enum": [10**400]}}}, "a") == ("integer", "number")
 
 
 @settings(max_examples=300, deadline=None)
@@ -243,6 +339,9 @@ def work(name: str, text: str, length: int) -> tuple[int, int, list[CallDelta]]:
         ("deepseek_v3", ANSWERS["deepseek_v3"].partition("{")[0], '{"a": '),
         ("qwen3_coder", "<tool_call><function=f>", "<parameter=a>"),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>", "</param"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>", "\n<parameter="),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>", "\n</function> "),
+        ("qwen3_coder", "", "<function="),
         ("granite", "<tool_call>[", '{"name": "f"}, '),
         ("jamba", "<tool_calls>", "[]"),
         ("pythonic", "[f(a='", "\\x41\\\\"),
