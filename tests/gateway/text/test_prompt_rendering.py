@@ -35,6 +35,26 @@ def prompter_of(
     return ChatPromptEncoder(FastTokenizer(backend, settings), option)
 
 
+def test_a_checkpoint_may_have_a_template_for_tools() -> None:
+    settings = TokenizerSettings(
+        chat_template="plain:{{ messages[0].content }}",
+        tool_template="{{ tools | length }} tools:{{ messages[0].content }}",
+    )
+    tools = [{"type": "function", "function": {"name": "f"}}]
+
+    def rendered(option: str | None = None, **fields: Any) -> str:
+        chat_encoder = ChatPromptEncoder(FastTokenizer(BACKEND, settings), option)
+        try:
+            return text_of(chat_encoder.encode(user("hi"), **fields))
+        finally:
+            chat_encoder.close()
+
+    assert rendered() == "plain:hi"
+    assert rendered(tools=tools) == "1 tools:hi"
+    assert rendered(tools=tools, chat_template="{{ tools | length }}!") == "1!"
+    assert rendered("{{ tools | length }}?", tools=tools) == "1?"
+
+
 @pytest.fixture(scope="module")
 def chatml() -> Iterator[ChatPromptEncoder]:
     chat_encoder = prompter_of(CHATML)

@@ -108,12 +108,18 @@ def test_the_chat_template_may_be_in_several_files(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     write(path, byte_level_bpe(), chat_template=named)
     assert load(path).settings.chat_template == "D"
+    assert load(path).settings.tool_template == "T"
     write(path, byte_level_bpe(), chat_template="A")
     assert load(path).settings.chat_template == "A"
+    assert load(path).settings.tool_template is None
     (path / "chat_template.json").write_text('{"chat_template": "B"}')
     assert load(path).settings.chat_template == "B"
     (path / "chat_template.jinja").write_text("C")
     assert load(path).settings.chat_template == "C"
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text("E")
+    assert load(path).settings.chat_template == "C"
+    assert load(path).settings.tool_template == "E"
 
 
 def test_vocabulary_and_merges_are_enough(tmp_path: Path) -> None:

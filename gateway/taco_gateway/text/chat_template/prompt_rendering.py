@@ -55,8 +55,11 @@ class ChatPromptEncoder:
             source = read_chat_template(chat_template)
         if source is None:
             _log.warning("the model has no chat template: conversations become plain text")
-        self._template_is_plain = source is None
         self._template = ChatTemplate(PLAIN_TEMPLATE if source is None else source, self._pool)
+        self._plain_template = self._template if source is None else None
+        self._tool_template = self._template
+        if chat_template is None and (tool_source := tokenizer.settings.tool_template) is not None:
+            self._tool_template = ChatTemplate(tool_source, self._pool)
         if chat_template is not None:
             self._check_template()
         self._prefix = tokenizer.prefix_token_ids()
@@ -93,7 +96,7 @@ class ChatPromptEncoder:
                 "continue_final_message and add_generation_prompt exclude each other",
                 "continue_final_message",
             )
-        template = self._template
+        template = self._tool_template if tools else self._template
         if chat_template is not None:
             template = ChatTemplate(chat_template, self._pool)
         marked = [self._marked(template_message(message)) for message in messages]
@@ -122,7 +125,7 @@ class ChatPromptEncoder:
             check_prompt_length(num_tokens, max_model_len, param="messages", at_least=True)
         token_ids = self._encode_text(text)
         if add_special_tokens is None:
-            add_special_tokens = self._template_is_plain and chat_template is None
+            add_special_tokens = template is self._plain_template
         if add_special_tokens and token_ids[: len(self._prefix)] != self._prefix:
             return self._prefix + token_ids
         return token_ids

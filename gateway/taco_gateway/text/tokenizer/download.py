@@ -16,7 +16,13 @@ from taco_gateway.text.tokenizer.checks import VOCABULARY_FILES
 from taco_proto.errors import ConfigurationError
 
 _TOKENIZER_FILES = ("tokenizer*", "merges.txt", *VOCABULARY_FILES)
-_OTHER_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
+_OTHER_FILES = (
+    "config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "additional_chat_templates/*.jinja",
+)
 
 
 def download_tokenizer(name: str, revision: str | None, download_dir: str | None) -> Path:

@@ -83,10 +83,12 @@ def _load(directory: Path, mode: str) -> Tokenizer:
 
 
 def _own_settings(directory: Path, settings: dict[str, Any]) -> TokenizerSettings:
+    templates = _chat_templates(directory, settings)
     return TokenizerSettings(
         bos_token=content(settings.get("bos_token")),
         eos_token=content(settings.get("eos_token")),
-        chat_template=_chat_template(directory, settings),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         response_template=settings.get("response_template"),
     )
 
@@ -168,15 +170,19 @@ def _find_directory(config: ModelConfig) -> Path:
     return download_tokenizer(name, revision, config.download_dir)
 
 
-def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
+def _chat_templates(directory: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """The templates of a checkpoint by name, as `save_pretrained` names them."""
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return read_text_file(file)
+        others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        return {other.stem: read_text_file(other) for other in others} | {
+            "default": read_text_file(file)
+        }
     template = read_optional_json(directory / "chat_template.json").get("chat_template")
     template = template or settings.get("chat_template")
-    if isinstance(template, list):  # named templates; the others are for tools and retrieval
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}
+    return {} if template is None else {"default": template}
 
 
 def load_transformers_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
@@ -227,11 +233,13 @@ def from_transformers(
         settings: None: those of `loaded`.
     """
     if settings is None:
-        template = loaded.chat_template
+        template = loaded.chat_template or {}
+        templates = template if isinstance(template, dict) else {"default": template}
         settings = TokenizerSettings(
             bos_token=loaded.bos_token,
             eos_token=loaded.eos_token,
-            chat_template=template if isinstance(template, str) else None,
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
             response_template=getattr(loaded, "response_template", None),
         )
     if loaded.is_fast:
@@ -254,6 +262,7 @@ def _load_with_transformers(directory: Path, mode: str, settings: TokenizerSetti
         bos_token=settings.bos_token or loaded.bos_token,
         eos_token=settings.eos_token or loaded.eos_token,
         chat_template=settings.chat_template,
+        tool_template=settings.tool_template,
         response_template=settings.response_template,
     )
     if not loaded.is_fast:

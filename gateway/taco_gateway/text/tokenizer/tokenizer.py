@@ -31,12 +31,14 @@ class TokenizerSettings:
     Attributes:
         bos_token, eos_token: their text; None: the model has no such token.
         chat_template: Jinja source of the checkpoint; None: it has no template.
+        tool_template: the one for conversations with tools, if the checkpoint has its own for them.
         response_template: Hugging Face's description of the answers; None: it has none.
     """
 
     bos_token: str | None = None
     eos_token: str | None = None
     chat_template: str | None = None
+    tool_template: str | None = None
     response_template: Mapping[str, Any] | None = None
 
 
