@@ -17,6 +17,7 @@ from taco_proto.output_batch import (
     output_prompt_logprobs,
     output_rows,
 )
+from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest
 
 MAX_HANDLE = 2**32
@@ -31,10 +32,16 @@ class Upstream(Protocol):
 
 
 class RequestTable:
-    """The open requests of one connection to a scheduler, by handle."""
+    """The open requests of one connection to a scheduler, by handle.
+
+    Attributes:
+        load: estimated work of the requests, in prompt tokens.
+    """
 
     def __init__(self, upstream: Upstream) -> None:
+        self.load = 0
         self._upstream = upstream
+        self._num_missing: dict[int, int] = {}  # prompt tokens of requests without output
         self._streams: dict[int, TokenStream] = {}
         self._handles = itertools.count(1)
 
@@ -54,6 +61,10 @@ class RequestTable:
         """Adds a request that is in no table, and submits the rest of it."""
         handle = next(h for i in self._handles if (h := i % MAX_HANDLE) not in self._streams)
         self._streams[handle] = stream
+        if stream.has_no_output:
+            self._num_missing[handle] = stream.num_missing_tokens
+            self.load += stream.num_missing_tokens
+        self.load += DECODE_TOKENS * stream.request.sampling.num_sequences
         self._upstream.submit(stream.rename(handle, self._cancel))
 
     def get(self, handle: int) -> TokenStream | None:
@@ -61,7 +72,7 @@ class RequestTable:
 
     def remove(self, stream: TokenStream) -> None:
         """Removes a request that moves to another table; later outputs for it are dropped."""
-        self._streams.pop(stream.request.handle, None)
+        self._pop(stream.request.handle)
 
     def dispatch(
         self,
@@ -103,18 +114,26 @@ class RequestTable:
                         rows,
                     )
                 )
+                if handle in self._num_missing:
+                    self.load -= self._num_missing.pop(handle)
                 if not stream.running:
-                    streams.pop(handle, None)
+                    self._pop(handle)
             start = end
         for handle, code, message, retry_after, reason in output_errors(batch):
             error = EngineError(code, message, retry_after, reason)
             if not takes_over(handle, error):
-                failed = streams.pop(handle, None)
+                failed = self._pop(handle)
                 if failed is not None:
                     failed.fail(error)
 
     def fail_all(self, error: EngineError) -> None:
         for stream in self:
+            self.fail(stream, error)
+
+    def cancel_all(self, error: EngineError) -> None:
+        """Fails all requests, and cancels them at the scheduler."""
+        for stream in self:
+            self._upstream.cancel(stream.request.handle)
             self.fail(stream, error)
 
     def fail(self, stream: TokenStream, error: EngineError) -> None:
@@ -125,7 +144,14 @@ class RequestTable:
         handle = stream.request.handle
         self._upstream.cancel(handle, index)
         if not stream.running:
-            self._streams.pop(handle, None)
+            self._pop(handle)
+
+    def _pop(self, handle: int) -> TokenStream | None:
+        stream = self._streams.pop(handle, None)
+        if stream is not None:
+            self.load -= DECODE_TOKENS * stream.request.sampling.num_sequences
+            self.load -= self._num_missing.pop(handle, 0)
+        return stream
 
     def _dispatch_prompt_logprobs(self, batch: pb.OutputBatch, columns: LogprobColumns) -> None:
         slicer = _RowSlicer(columns)

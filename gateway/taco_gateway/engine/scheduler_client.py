@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # a gateway without Redis need not load its client
 
 _log = logging.getLogger("taco.gateway.scheduler")
 
+_CLOSED = EngineError(503, "The gateway is shutting down.")
 # Seconds without any scheduler after which requests without a deadline fail.
 _LOST_TIMEOUT_S = 60.0
 # Seconds that the next scheduler may take to appear after one announced that it drains.
@@ -82,6 +83,7 @@ class SchedulerClient:
         )
         self._ticker: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         for address in addresses:
             self._add(address)
 
@@ -98,7 +100,10 @@ class SchedulerClient:
 
     def generate(self, request: GenerateRequest) -> TokenStream:
         stream = self._unassigned.table.generate(request)
-        self._assign(stream)
+        if self._is_closed:
+            self._unassigned.table.fail(stream, _CLOSED)
+        else:
+            self._assign(stream)
         return stream
 
     async def stats(self) -> EngineStats:
@@ -110,13 +115,15 @@ class SchedulerClient:
         for link, reply in zip(links, found, strict=True):
             if isinstance(reply, pb.StatsReply):
                 replies[link.address] = reply
-            elif not isinstance(reply, EngineError):
-                raise reply
+            elif not isinstance(reply, EngineError | asyncio.CancelledError):
+                raise reply  # a call is cancelled if its link is closed meanwhile
         if not replies:
             raise EngineError(503, "The scheduler does not answer.")
         return _sum_of(replies)
 
     async def close(self) -> None:
+        """Ends all connections. Open requests and later ones fail."""
+        self._is_closed = True
         if self._reader is not None:
             await self._reader.close()
         if self._ticker is not None:
@@ -126,7 +133,7 @@ class SchedulerClient:
         links = [*self._leaving, *self._links.values()]
         await asyncio.gather(*(link.close() for link in links), *self._closing)
         for requests in self._tables():
-            requests.fail_all(EngineError(503, "The gateway is shutting down."))
+            requests.fail_all(_CLOSED)
 
     # -------------------------------------------------------------- schedulers
 
@@ -182,8 +189,9 @@ class SchedulerClient:
                     self._info.model,
                 )
             else:
-                for requests in self._tables():
-                    requests.fail_all(EngineError(503, "Another model is served now."))
+                # A scheduler that drains still serves the earlier model.
+                for requests in self._tables(with_leaving=False):
+                    requests.cancel_all(EngineError(503, "Another model is served now."))
                 self._info = info
         self._reassign()
 
@@ -226,8 +234,8 @@ class SchedulerClient:
             self._assign(stream)
         self._refresh(usable)
 
-    def _tables(self) -> Iterable[RequestTable]:
-        links = (*self._leaving, *self._links.values())
+    def _tables(self, *, with_leaving: bool = True) -> Iterable[RequestTable]:
+        links = (*(self._leaving if with_leaving else ()), *self._links.values())
         return (self._unassigned.table, *(link.requests for link in links))
 
     async def _tick(self) -> None:

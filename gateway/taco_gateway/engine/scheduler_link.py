@@ -27,7 +27,6 @@ from taco_proto.convert import model_info_from_pb, submit_to_pb
 from taco_proto.errors import ConfigurationError
 from taco_proto.grammars import GrammarTable
 from taco_proto.licenses import LICENSE_INVALID
-from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 
@@ -128,11 +127,7 @@ class SchedulerLink:
     @property
     def own_load(self) -> int:
         """Estimated work of this gateway's requests at the scheduler, in prompt tokens."""
-        return sum(
-            DECODE_TOKENS * stream.request.sampling.num_sequences
-            + (stream.num_missing_tokens if stream.has_no_output else 0)
-            for stream in self.requests
-        )
+        return self.requests.load
 
     def start(self) -> None:
         """Starts dialling in the background."""
@@ -227,6 +222,9 @@ class SchedulerLink:
             return f"{error.code().name}: {error.details()}"
         except ValueError as error:  # columns of different lengths
             return f"it sent an invalid message: {error}"
+        except Exception as error:  # a message of another version or of something else
+            _log.exception("a message of the scheduler at %s cannot be read", self.address)
+            return f"it sent an invalid message: {error!r}"
         finally:
             send_queue.close()
             call.cancel()

@@ -30,6 +30,7 @@ from taco_gateway.engine import failover, scheduler_client, scheduler_link
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_proto.config import SchedulerConfig
+from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest, Tenant
 from taco_scheduler.server.grpc_server import SchedulerServer
 from taco_scheduler.server.service import SchedulerService
@@ -234,6 +235,120 @@ async def test_requests_fail_when_another_model_is_served(
         with pytest.raises(EngineError) as raised:
             await read(stream)
         assert raised.value.code == 503
+
+
+async def test_requests_for_a_model_that_is_gone_are_cancelled(
+    address: str, client: SchedulerClient
+) -> None:
+    async with scheduler(address, None) as service:
+        lost = service.attach_local(GatedWorker())
+        await until_ready(client)
+        stream = client.generate(request())
+        await until(lambda: has_requests(service, 1), "the request")
+        service.on_worker_lost(lost, "a test")
+        await until_ready(client, is_ready=False)
+        service.attach_local(GatedWorker(model="other"))
+        with pytest.raises(EngineError, match="Another model"):
+            await read(stream)
+        await until(lambda: has_requests(service, 0), "the cancellation")
+        assert service.engine.counters.generation_tokens == 0
+
+
+async def test_a_scheduler_that_drains_ends_its_answers_although_another_model_comes() -> None:
+    old_port, new_port = free_port(), free_port()
+    with Link(old_port) as link:
+        client = SchedulerClient(f"127.0.0.1:{link.port}")
+        client.start()
+        async with scheduler(f"127.0.0.1:{old_port}", worker := GatedWorker()) as old:
+            await until_ready(client)
+            asked = request(seed=1)
+            stream = client.generate(asked)
+            worker.allow(8)
+            front = await read(stream, 3)
+            draining = asyncio.create_task(old.drain(PATIENCE_SECONDS))
+            await until(lambda: has_left(client), "the model info that says it drains")
+            async with scheduler(f"127.0.0.1:{new_port}", GatedWorker(model="other")):
+                link.redirect(new_port)
+                await until(lambda: serves(client, "other"), "the other model")
+                worker.allow(1000)
+                assert front + await read(stream) == expected_tokens(asked)
+                await draining
+        await client.close()
+
+
+async def serves(client: SchedulerClient, model: str) -> bool:
+    info = client.model_info()
+    return info is not None and info.model == model
+
+
+async def test_an_unreadable_message_ends_the_link_only(
+    address: str, client: SchedulerClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scheduler(address, worker := GatedWorker()):
+        await until_ready(client)
+        asked = request()
+        stream = client.generate(asked)
+        worker.allow(4)
+        front = await read(stream, 1)
+        (link,) = client._links.values()
+        dispatch = link.requests.dispatch
+
+        def fail_once(*_: object, **__: object) -> None:
+            link.requests.dispatch = dispatch  # type: ignore[method-assign]
+            raise IndexError("columns")
+
+        link.requests.dispatch = fail_once  # type: ignore[method-assign]
+        worker.allow(1000)
+        assert front + await read(stream) == expected_tokens(asked)
+    assert "cannot be read" in caplog.text
+
+
+async def test_a_request_after_the_client_was_closed_fails(address: str) -> None:
+    client = SchedulerClient(address)
+    client.start()
+    async with scheduler(address, FakeWorker()):
+        await until_ready(client)
+        await client.close()
+        with pytest.raises(EngineError) as raised:
+            await read(client.generate(request()))
+    assert raised.value.code == 503
+
+
+async def test_the_load_of_a_scheduler_is_that_of_its_open_requests(
+    address: str, client: SchedulerClient
+) -> None:
+    worker = GatedWorker()
+    async with scheduler(address, worker):
+        await until_ready(client)
+        (link,) = client._links.values()
+        streams = [client.generate(request(seed=seed, n=1 + seed % 2)) for seed in range(4)]
+        streams[0].num_missing_tokens = 5  # counted when it is attached, as 0
+        assert link.own_load == 6 * DECODE_TOKENS
+        client._unassigned.detach(streams[0], link)
+        assert link.own_load == 5 * DECODE_TOKENS
+        client._unassigned.table.remove(streams[0])
+        link.requests.attach(streams[0])
+        assert link.own_load == 6 * DECODE_TOKENS + 5
+        worker.allow(1000)
+        streams[1].close()
+        for stream in (streams[0], *streams[2:]):
+            await read(stream)
+        assert link.own_load == 0
+
+
+async def test_a_link_that_closes_during_a_scrape_is_left_out(
+    address: str, client: SchedulerClient
+) -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async with scheduler(address, FakeWorker()):
+        await until_ready(client)
+        other = client._add("unix:/nowhere")
+        other.connected = True
+        other.stats = cancelled  # type: ignore[method-assign,assignment]
+        assert (await client.stats()).num_workers == 1
+        del client._links["unix:/nowhere"]
 
 
 async def test_a_deadline_does_not_end_an_answer_whose_scheduler_restarts(
