@@ -76,10 +76,13 @@ class GrammarPool:
             raise EngineError(503, "The server is reading too many grammars.")
         self._num_waiting += 1
         try:
-            async with self._slots:
-                reply = await asyncio.to_thread(self._ask, request)
+            await self._slots.acquire()
         finally:
             self._num_waiting -= 1
+        # A thread still runs when its caller is cancelled: its slot stays taken until it is done.
+        asking = asyncio.create_task(asyncio.to_thread(self._ask, request))
+        asking.add_done_callback(self._free_slot)
+        reply = await asyncio.shield(asking)
         if "error" in reply:
             raise _rejected(ConstraintError(reply["error"], reply.get("param")), constraint)
         grammar = await asyncio.to_thread(self._canonical, reply["text"], budget)
@@ -95,6 +98,11 @@ class GrammarPool:
         if self._added_token.search(text.replace("\\", "")):
             text = without_forced_tokens(text)
         return Grammar.of(text if budget is None else with_budget(text, budget))
+
+    def _free_slot(self, asking: asyncio.Task[dict[str, Any]]) -> None:
+        self._slots.release()
+        if not asking.cancelled():
+            asking.exception()  # its caller may have left
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         try:
