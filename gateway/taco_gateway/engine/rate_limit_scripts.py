@@ -5,7 +5,8 @@ each limit: when the whole limit will be free again. A request is admitted if it
 timestamp at most one minute ahead. So one minute's allowance may be used at once, it refills
 evenly, and more than it may be charged afterwards. The key expires at its timestamp; a missing key
 is an unused limit. Running requests are leases in a sorted set by expiry: those of a killed gateway
-expire. All times are those of Redis, in milliseconds.
+expire. All times are those of Redis, in milliseconds. The time of writing is kept beside each
+timestamp: if the clock was set back since, the timestamp moves with it.
 """
 
 from taco_proto.limits import Limit
@@ -16,21 +17,35 @@ _COMMON = """
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + clock[2] / 1000
 local MINUTE = 60000
-local function free_at(key)
-  return math.max(tonumber(redis.call('GET', key) or '') or 0, now)
-end
-local function charge(key, limit, amount)
-  if limit == 0 or amount == 0 then return end
-  local at = free_at(key) + amount * MINUTE / limit
+local function write(key, at)
   if at > now then
-    redis.call('SET', key, string.format('%.3f', at), 'PX', math.ceil(at - now))
+    redis.call('SET', key, string.format('%.3f %.3f', at, now), 'PX', math.ceil(at - now))
   else
     redis.call('DEL', key)
   end
 end
+local function free_at(key)
+  local at, written = string.match(redis.call('GET', key) or '', '^(%S+) ?(%S*)$')
+  at, written = tonumber(at or '') or 0, tonumber(written or '') or now
+  if written > now then
+    at = at - (written - now)
+    write(key, at)
+  end
+  return math.max(at, now)
+end
+local function charge(key, limit, amount)
+  if limit == 0 or amount == 0 then return end
+  write(key, free_at(key) + amount * MINUTE / limit)
+end
 local function lease(key, member, length)
   redis.call('ZADD', key, string.format('%.3f', now + length), member)
   redis.call('PEXPIRE', key, length)
+end
+local function shorten_leases(key, length)  -- the clock was set back
+  local after = string.format('(%.3f', now + length)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, after, '+inf')) do
+    lease(key, member, length)
+  end
 end
 """
 
@@ -48,6 +63,7 @@ local function wait_for(key, limit, wanted)
 end
 if concurrent > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.3f', now))
+  shorten_leases(KEYS[3], length)
   if redis.call('ZCARD', KEYS[3]) >= concurrent then return {3, 0} end
 end
 local wait = wait_for(KEYS[1], requests, 1)

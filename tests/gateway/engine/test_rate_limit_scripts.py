@@ -109,6 +109,24 @@ def test_the_first_limit_that_is_reached_is_reported(server: RedisServer) -> Non
     assert later.admit(tenant, 5, "z") == (None, 0)
 
 
+@pytest.mark.parametrize("step_ms", [30_000, 3_600_000])
+def test_a_clock_that_is_set_back_locks_no_tenant_out(server: RedisServer, step_ms: int) -> None:
+    clocked = Clocked(server)
+    tenant = Tenant(
+        name="a", max_requests_per_minute=60, max_tokens_per_minute=60, max_concurrent_requests=1
+    )
+    assert clocked.admit(tenant, 60, "x") == (None, 0)
+    later = clocked.at(START_MS - step_ms)
+    assert later.admit(tenant, 1, "y") == (Limit.CONCURRENT, 0)
+    later = clocked.at(START_MS - step_ms + 1001)  # the lease of a killed gateway has ended
+    assert later.admit(tenant, 1, "y") == (Limit.TOKENS, 1000)
+    later = clocked.at(START_MS - step_ms + 2001)
+    assert later.admit(tenant, 1, "y") == (None, 0)
+    assert later.admit(tenant, 1, "y") == (Limit.CONCURRENT, 0)
+    later = clocked.at(START_MS - step_ms + 33_000)
+    assert later.admit(tenant, 30, "y") == (None, 0)
+
+
 def test_a_key_goes_when_nothing_is_in_use_any_more(server: RedisServer) -> None:
     clocked = Clocked(server, expires=True)
     tenant = Tenant(name="a", max_tokens_per_minute=60)
