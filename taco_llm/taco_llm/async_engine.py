@@ -264,14 +264,14 @@ def _parse_prompt(prompt: Any) -> tuple[str | None, Sequence[int]]:
     if isinstance(prompt, str):
         return prompt, ()
     if isinstance(prompt, Mapping):
-        for name in prompt.keys() - {"prompt", "prompt_token_ids"}:
-            if prompt[name] is not None:
-                raise InvalidParameterError(
-                    f"{name!r} of a prompt is not available: give 'prompt' or 'prompt_token_ids'",
-                    "prompt",
-                )
-        if ("prompt" in prompt) != ("prompt_token_ids" in prompt):
-            return _parse_prompt(prompt.get("prompt", prompt.get("prompt_token_ids")))
+        given = {name: value for name, value in prompt.items() if value is not None}
+        for name in given.keys() - {"prompt", "prompt_token_ids"}:
+            raise InvalidParameterError(
+                f"{name!r} of a prompt is not available: give 'prompt' or 'prompt_token_ids'",
+                "prompt",
+            )
+        if len(given) == 1:
+            return _parse_prompt(next(iter(given.values())))
     elif isinstance(prompt, Sequence):
         return None, prompt
     raise InvalidParameterError(

@@ -156,6 +156,9 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        chat_template_content_format: str = "auto",
+        mm_processor_kwargs: None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or a list of them. The outputs have the same order.
 
@@ -170,10 +173,18 @@ class LLM:
                 text.
             chat_template_kwargs: variables that the template reads, such as `enable_thinking`.
             documents: texts that the template puts into the prompt.
+            chat_template_content_format: auto, string or openai, which all have no effect: the
+                template gets text.
+            mm_processor_kwargs: must be None, since images are not supported.
 
         Raises: the same as `generate`.
         """
-        _reject_unless_none(lora_request=lora_request)
+        _reject_unless_none(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        if chat_template_content_format not in ("auto", "string", "openai"):
+            raise InvalidParameterError(
+                "chat_template_content_format must be auto, string or openai",
+                "chat_template_content_format",
+            )
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = self._loop.call(
             self._encode_chats(

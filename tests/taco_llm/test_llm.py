@@ -68,6 +68,7 @@ def test_a_prompt_may_be_text_or_token_ids(llm: LLM) -> None:
     for outputs in (
         llm.generate({"prompt": "Hello, world"}, GREEDY, use_tqdm=False),
         llm.generate([{"prompt_token_ids": token_ids}], GREEDY, use_tqdm=False),
+        llm.generate({"prompt": None, "prompt_token_ids": token_ids}, GREEDY, use_tqdm=False),
         llm.generate(prompt_token_ids=token_ids, sampling_params=GREEDY, use_tqdm=False),
         llm.generate(prompt_token_ids=[token_ids], sampling_params=GREEDY, use_tqdm=False),
     ):
@@ -126,6 +127,15 @@ def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
     one = [{"role": "user", "content": "Hi"}]
     two = [{"role": "user", "content": "Bye"}]
     single = llm.chat(one, GREEDY, use_tqdm=False)
+    options: dict[str, Any] = {
+        "chat_template_content_format": "openai",
+        "mm_processor_kwargs": None,
+    }
+    assert llm.chat(one, GREEDY, use_tqdm=False, **options)[0].prompt_token_ids == (
+        single[0].prompt_token_ids
+    )
+    with pytest.raises(InvalidParameterError, match="must be auto, string or openai"):
+        llm.chat(one, GREEDY, use_tqdm=False, chat_template_content_format="html")
     both = llm.chat([one, two], GREEDY, use_tqdm=False)
     assert len(single) == 1
     assert [output.outputs[0].text for output in both[:1]] == [single[0].outputs[0].text]

@@ -49,7 +49,8 @@ def _entries(path: str, text: str) -> Iterator[Any]:
         except ValueError as error:
             raise ConfigurationError(f"the dataset {path} is not valid JSON: {error}") from None
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    # JSON strings may have characters that `splitlines` takes for line breaks.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

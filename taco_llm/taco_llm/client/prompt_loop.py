@@ -1,6 +1,7 @@
 """The prompt loop of `taco_llm chat` and `complete`: reads prompts, prints streamed answers."""
 
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Protocol
@@ -137,9 +138,16 @@ def print_answer(pieces: Pieces) -> tuple[str, bool]:
     return answer, note != "interrupted"
 
 
+_KEPT = "\n\t\u200c\u200d"  # emoji and some scripts are joined and divided by the last two
+
+
 def _printable(text: str) -> str:
     """`text` without control characters, which could manipulate the terminal."""
-    return "".join(char for char in text if char in "\n\t" or char.isprintable())
+    return "".join(
+        char
+        for char in text
+        if char in _KEPT or char.isprintable() or unicodedata.category(char) == "Zs"
+    )
 
 
 def _lines(is_terminal: bool) -> Iterator[str]:

@@ -156,6 +156,14 @@ def test_the_first_exchange_must_begin_with_the_human(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("space", ["\u2028", "\u2029", "\x85", "\x0b"])
+def test_json_lines_may_contain_other_line_breaks(tmp_path: Path, space: str) -> None:
+    path = tmp_path / "d.jsonl"
+    lines = [json.dumps({"prompt": f"a{space}b"}, ensure_ascii=False)] * 2
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert [sample.prompt for sample in read_dataset(str(path))] == [f"a{space}b"] * 2
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -17,6 +17,7 @@ import pytest
 from support.canned_server import STREAM_HEAD, CannedServer, events, piece, refusal
 from support.patience import PATIENCE_SECONDS, wait_until
 from taco_llm.cli.main import main
+from taco_llm.client import prompt_loop
 
 pytestmark = pytest.mark.process
 
@@ -295,3 +296,9 @@ def test_ctrl_c_ends_a_single_question() -> None:
             process.wait()
     assert process.returncode == 130
     assert (out, err) == (b"\n", b"[the answer ends here: interrupted]\n")
+
+
+def test_only_control_characters_are_left_out() -> None:
+    text = "10\u00a0000\u202f€ 中\u3000文 👨\u200d👩 ین\u200cن\ta\n"
+    assert prompt_loop._printable(text) == text
+    assert prompt_loop._printable("a\x1b[2J\u202eb\u2028\x9bc\r") == "a[2Jbc"
