@@ -123,7 +123,7 @@ class KvShadow:
         return sum(pin.num_blocks for pin in self.pins if pin.owner == owner)
 
     def give_way(self, num_blocks: int, needed: Iterable[Prefix] = ()) -> bool:
-        """End the oldest pins until so many blocks can be had; returns whether one was ended.
+        """End the oldest pins until `num_blocks` can be had; returns whether one was ended.
 
         Args:
             needed: blocks that are no help.

@@ -78,7 +78,7 @@ class PinnedPrefixes:
         """Unpin the oldest prefix that helps to make more blocks evictable, `num_blocks` in all.
 
         Args:
-            needed: a cached prefix whose blocks are no help; None: there is none.
+            needed: a cached prefix whose blocks are no help; None: no prefix is.
 
         Returns:
             False, and nothing is unpinned, if unpinning every prefix would not be enough.

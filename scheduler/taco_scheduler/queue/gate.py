@@ -6,7 +6,7 @@ from taco_scheduler.state.sequence import Sequence
 
 
 class Gate(Protocol):
-    """Holds sequences, each for reasons of its own."""
+    """Holds sequences until it opens for them."""
 
     def must_wait(self, sequence: Sequence) -> bool:
         """Whether a sequence waits."""

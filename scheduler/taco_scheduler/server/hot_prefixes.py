@@ -96,7 +96,7 @@ class HotPrefixes:
             self._now[step] = yield from self._hash_node(step, start, parent, block_bytes)
 
     def _known(self, node: Node, start: int) -> _Hashes | None:
-        """The hashes of a node that begins at a depth; None: there are none yet.
+        """The hashes of a node that begins at a depth; None: not hashed yet.
 
         A node that was split, cut or joined has another depth, and one at the same depth has the
         same tokens.
