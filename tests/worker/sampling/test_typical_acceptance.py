@@ -1,4 +1,5 @@
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,14 +22,13 @@ def prefer(
     temperature: list[float] | None = None,
     threshold: float = 0.3,
     alpha: float = 0.5,
-    **filters: float,
+    filters: Mapping[str, float] | None = None,
 ) -> list[int]:
     """The target samples token 3 in every row."""
-    metadata = SamplingMetadata.greedy(len(probs))
-    metadata = replace(metadata, temperature=np.float32(temperature or [1.0] * len(probs)))
-    metadata = replace(
-        metadata, **{name: getattr(metadata, name) * 0 + value for name, value in filters.items()}
-    )
+    warmth = np.array(temperature or [1.0] * len(probs), dtype=np.float32)
+    given = (filters or {}).items()
+    columns = {name: np.full(len(probs), value, np.float32) for name, value in given}
+    metadata = replace(SamplingMetadata.greedy(len(probs)), temperature=warmth, **columns)
     rows, tokens = (np.array(column, dtype=np.int64) for column in zip(*candidates, strict=True))
     chosen = torch.full((len(probs),), 3)
     acceptance = TypicalAcceptance(threshold, alpha)
@@ -67,7 +67,7 @@ def test_rows_with_filters_stay_exact(filters: dict[str, float]) -> None:
     """The draft is above the threshold, and outside of each filter."""
     probs, draft = [[0.5, 0.3, 0.2, 0.0]], [(0, 2)]
     assert prefer(probs, draft, threshold=0.1) == [2]
-    assert prefer(probs, draft, threshold=0.1, **filters) == [3]
+    assert prefer(probs, draft, threshold=0.1, filters=filters) == [3]
 
 
 def test_a_banned_token_is_never_accepted() -> None:

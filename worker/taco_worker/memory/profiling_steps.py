@@ -122,7 +122,8 @@ def _sample_with_all_options(
     if typical is not None:
         drafts = Candidates(np.arange(count), np.zeros(count, dtype=np.int64))
         transfers = Transfers(logits.device)
-        token_ids = typical.prefer(logits, metadata.temperature, token_ids, drafts, transfers)
+        random = replace(SamplingMetadata.greedy(count), temperature=column(1.0, np.float32))
+        token_ids = typical.prefer(logits, random, token_ids, drafts, transfers)
     model.sampling.sample(logits, SamplingMetadata.greedy(count))
     num_top = column(min(max_logprobs, logits.shape[1]), np.int32)
     model.sampling.gather_logprobs(raw_logits, token_ids, num_top)

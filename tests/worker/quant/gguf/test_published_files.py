@@ -107,6 +107,21 @@ def test_scaled_positions(keys: dict[str, Any], scaling: dict[str, Any] | None, 
     assert _config(file, **given).get("rope_scaling") == scaling
 
 
+def test_scaled_positions_of_several_axes(tmp_path: Path) -> None:
+    source = VARIANTS["qwen2-vl-like"].make(tmp_path / "hf")
+    file = write_gguf(source, tmp_path / "model.gguf", "F32")
+    plain = _config(file)["rope_scaling"]
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
+    keys: dict[str, Any] = {f"qwen2vl__rope__scaling__{key}": one for key, one in scaling.items()}
+    assert _config(file, **keys)["rope_scaling"] == {
+        **plain,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    assert sum(plain["mrope_section"]) > 0
+
+
 def test_yarn_without_a_factor(file: Path) -> None:
     with pytest.raises(ValueError, match=r"it has no key 'llama\.rope\.scaling\.factor'"):
         _config(file, llama__rope__scaling__type="yarn")
