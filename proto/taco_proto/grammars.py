@@ -9,6 +9,8 @@ V = TypeVar("V")
 
 HASH_BYTES = 16
 MAX_GRAMMAR_BYTES = 2**18
+# A larger grammar takes up to a second to compile, others milliseconds.
+LARGE_CHARS = 2**15
 # Both ends of a Generate stream keep the texts that were sent last, up to this size.
 MAX_KEPT_BYTES = 2**25
 
@@ -24,6 +26,11 @@ class Grammar:
 
     text: str
     hash: bytes
+
+    @property
+    def is_large(self) -> bool:
+        """Whether compiling it takes long: small grammars do not wait for it."""
+        return len(self.text) > LARGE_CHARS
 
     @classmethod
     def of(cls, text: str) -> "Grammar":

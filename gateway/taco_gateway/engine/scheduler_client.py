@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # a gateway without Redis need not load its client
 
 _log = logging.getLogger("taco.gateway.scheduler")
 
+_OTHER_MODEL = EngineError(503, "Another model is served now.")
 _CLOSED = EngineError(503, "The gateway is shutting down.")
 # Seconds without any scheduler after which requests without a deadline fail.
 _LOST_TIMEOUT_S = 60.0
@@ -191,12 +192,15 @@ class SchedulerClient:
             else:
                 # A scheduler that drains still serves the earlier model.
                 for requests in self._tables(with_leaving=False):
-                    requests.cancel_all(EngineError(503, "Another model is served now."))
+                    requests.cancel_all(_OTHER_MODEL)
                 self._info = info
         self._reassign()
 
     def on_link_lost(self, link: SchedulerLink) -> None:
-        self._unassigned.detach_all(link)
+        if self._serves_other_model(link):
+            link.requests.fail_all(_OTHER_MODEL)
+        else:
+            self._unassigned.detach_all(link)
         if link in self._leaving:
             self._leaving.remove(link)
             self._close(link)
@@ -204,7 +208,9 @@ class SchedulerClient:
 
     def on_rejected(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> None:
         has_others = any(other is not link for other in self._usable())
-        if may_reassign(stream, error, has_others=has_others):
+        if self._serves_other_model(link):
+            link.requests.fail(stream, _OTHER_MODEL)
+        elif may_reassign(stream, error, has_others=has_others):
             self._unassigned.detach(stream, link)
             self._reassign()
         else:
@@ -250,6 +256,10 @@ class SchedulerClient:
     def _serving(self) -> list[SchedulerLink]:
         """Links to schedulers that serve the model, or will once they have a worker."""
         return [link for link in self._links.values() if self._serves_model(link)]
+
+    def _serves_other_model(self, link: SchedulerLink) -> bool:
+        """Whether a scheduler that drains serves an earlier model: no other can end its answers."""
+        return link in self._leaving and link.info is not None and not self._serves_model(link)
 
     def _serves_model(self, link: SchedulerLink) -> bool:
         if link.info is None:

@@ -6,9 +6,12 @@ from taco_proto.grammars import Grammar, GrammarCommand, GrammarReady
 from taco_scheduler.admission.fair_share import Share
 from taco_scheduler.state.sequence import Sequence
 
-# Grammars of one tenant that a worker is asked to compile at once. A large one takes up to a
-# second, and a worker compiles them in the order in which they come.
+# Grammars of one tenant that a worker is asked to compile at once, small and large ones each. It
+# compiles both kinds in the order in which they come, each in a thread.
 MAX_COMPILING = 8
+
+# Whose grammars, and whether large ones: a small one does not wait for large ones.
+_Line = tuple[Share, bool]
 
 
 class GrammarGate:
@@ -80,15 +83,15 @@ class KnownGrammars:
         self._hashes: set[bytes] = set()
         self._released: list[bytes] = []
         self._wanted: dict[bytes, Grammar] = {}
-        self._wanted_by: OrderedDict[Share, dict[bytes, None]] = OrderedDict()
-        self._compiling: dict[bytes, Share] = {}
-        self._num_compiling: Counter[Share] = Counter()
+        self._lines: OrderedDict[_Line, dict[bytes, None]] = OrderedDict()
+        self._compiling: dict[bytes, _Line] = {}
+        self._num_compiling: Counter[_Line] = Counter()
 
     def add(self, grammar: Grammar, share: Share) -> None:
         """Let the worker compile a grammar unless it knows it, in a turn of the tenant `share`."""
         if grammar.hash not in self._hashes:
             self._wanted[grammar.hash] = grammar
-            self._wanted_by.setdefault(share, {})[grammar.hash] = None
+            self._lines.setdefault((share, grammar.is_large), {})[grammar.hash] = None
 
     def remove(self, grammar: Grammar) -> None:
         """Let the worker release a grammar, which has no users any more."""
@@ -108,17 +111,15 @@ class KnownGrammars:
 
     def note_compiled(self, grammar_hash: bytes) -> None:
         """Record that the worker has compiled a grammar, or could not."""
-        share = self._compiling.pop(grammar_hash, None)
-        if share is not None:
-            self._num_compiling[share] -= 1
-            if not self._num_compiling[share]:
-                del self._num_compiling[share]
+        line = self._compiling.pop(grammar_hash, None)
+        if line is not None:
+            self._num_compiling[line] -= 1
+            if not self._num_compiling[line]:
+                del self._num_compiling[line]
 
     def take_command(self) -> GrammarCommand | None:
         """What the worker has to know before the next step; None: nothing new."""
-        compiled: list[Grammar] = []
-        if self._wanted_by:
-            compiled = self._take_wanted()
+        compiled = self._take_wanted() if self._lines else []
         if not (compiled or self._released):
             return None
         command = GrammarCommand(tuple(compiled), tuple(self._released))
@@ -129,13 +130,13 @@ class KnownGrammars:
         """The grammars to compile now; those of tenants beyond their limit stay."""
         taken: list[Grammar] = []
         idle_turns = 0
-        while idle_turns < len(self._wanted_by):
-            share, hashes = next(iter(self._wanted_by.items()))
-            grammar = self._next_of(share, hashes)
+        while idle_turns < len(self._lines):
+            line, hashes = next(iter(self._lines.items()))
+            grammar = self._next_of(line, hashes)
             if not hashes:
-                del self._wanted_by[share]
+                del self._lines[line]
             else:
-                self._wanted_by.move_to_end(share)
+                self._lines.move_to_end(line)
             if grammar is None:
                 idle_turns += bool(hashes)
                 continue
@@ -145,8 +146,8 @@ class KnownGrammars:
             self.generation += 1
         return taken
 
-    def _next_of(self, share: Share, hashes: dict[bytes, None]) -> Grammar | None:
-        while hashes and self._num_compiling[share] < MAX_COMPILING:
+    def _next_of(self, line: _Line, hashes: dict[bytes, None]) -> Grammar | None:
+        while hashes and self._num_compiling[line] < MAX_COMPILING:
             grammar_hash = next(iter(hashes))
             del hashes[grammar_hash]
             grammar = self._wanted.pop(grammar_hash, None)
@@ -154,7 +155,7 @@ class KnownGrammars:
                 continue
             self._hashes.add(grammar_hash)
             if grammar_hash not in self._compiling:
-                self._compiling[grammar_hash] = share
-                self._num_compiling[share] += 1
+                self._compiling[grammar_hash] = line
+                self._num_compiling[line] += 1
             return grammar
         return None

@@ -89,8 +89,10 @@ class SlotAdmission:
 
     def must_wait(self, sequence: Sequence) -> bool:
         """Whether a sequence waits for something other than a slot and blocks."""
-        is_gated = closed_gate(self._waiting_gates, sequence) is not None
-        return is_gated or self._delays_prompts(sequence)
+        if closed_gate(self._waiting_gates, sequence) or self._delays_prompts(sequence):
+            return True
+        is_held = closed_gate(self._sampling_gates, sequence) is not None
+        return is_held and self._count_held() >= self._max_held
 
     def admit_waiting(self, rows: StepRows, budget: int, before: Rank | None = None) -> int:
         """Give waiting sequences a slot and a first row.
@@ -170,9 +172,12 @@ class SlotAdmission:
 
     def _num_held(self, this: _Round) -> int:
         if this.num_held is None:
-            running, gates = self._batch.running(), self._sampling_gates
-            this.num_held = sum(closed_gate(gates, other) is not None for other in running)
+            this.num_held = self._count_held()
         return this.num_held
+
+    def _count_held(self) -> int:
+        running, gates = self._batch.running(), self._sampling_gates
+        return sum(closed_gate(gates, other) is not None for other in running)
 
     def _is_still_blocked(self) -> bool:
         """Whether the first waiting sequence found too few blocks and none was freed since."""

@@ -37,7 +37,7 @@ class DeviceBlocks:
         return blocks
 
     def evict_pin_for(self, count: int, needed: PrefixMatch | None = None) -> bool:
-        """Evict a pinned prefix that helps to make `count` blocks available.
+        """Evict the oldest pinned prefixes so that `count` blocks become available.
 
         Args:
             needed: a cached prefix whose blocks do not count; None: all count.

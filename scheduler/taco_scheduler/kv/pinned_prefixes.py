@@ -75,7 +75,9 @@ class PinnedPrefixes:
         return True
 
     def evict_for(self, num_blocks: int, needed: PrefixMatch | None) -> bool:
-        """Unpin the oldest prefix that helps to make more blocks evictable, `num_blocks` in all.
+        """Unpin the oldest prefixes so that `num_blocks` more blocks are evictable.
+
+        Prefixes whose last blocks others use stay: they would free nothing.
 
         Args:
             needed: a cached prefix whose blocks are no help; None: no prefix is.
@@ -83,10 +85,25 @@ class PinnedPrefixes:
         Returns:
             False, and nothing is unpinned, if unpinning every prefix would not be enough.
         """
-        num_gained = self._blocks_without_users(needed)
-        if num_gained.total() < num_blocks:
+        if num_blocks > self.num_blocks:
             return False
-        self._unpin(next(name for name, pin in self._pins.items() if num_gained[pin.node]))
+        num_pins = Counter(node for pin in self._pins.values() for node in _path_to(pin.node))
+        gains = _blocks_without_users(num_pins, needed)
+        if gains.total() < num_blocks:
+            return False
+        names: list[_Name] = []
+        for name, pin in self._pins.items():
+            if num_blocks <= 0:
+                break
+            if not gains[pin.node]:
+                continue
+            names.append(name)
+            for node in _path_to(pin.node):
+                num_pins[node] -= 1
+                if not num_pins[node]:
+                    num_blocks -= gains[node]
+        for name in names:
+            self._unpin(name)
         return True
 
     def expire(self, now: float) -> None:
@@ -106,20 +123,6 @@ class PinnedPrefixes:
                 pin.node = pin.node.parent
             self._unpin(name)
 
-    def _blocks_without_users(self, needed: PrefixMatch | None) -> Counter[Node]:
-        """Of each node that nothing but pins locks: its device blocks that are not `needed`."""
-        num_pins = Counter(node for pin in self._pins.values() for node in _path_to(pin.node))
-        num_blocks = Counter(
-            {node: len(node.blocks) for node, count in num_pins.items() if node.lock_count == count}
-        )
-        if needed is not None and needed.node is not None:
-            for node in _path_to(needed.node):
-                if node is needed.node:
-                    num_blocks[node] -= min(needed.num_node_blocks, num_blocks[node])
-                else:
-                    del num_blocks[node]
-        return num_blocks
-
     def _unpin_oldest_of(self, owners: Set[str]) -> None:
         self._unpin(next(name for name, pin in self._pins.items() if pin.owner in owners))
 
@@ -137,3 +140,17 @@ def _path_to(node: Node) -> Iterator[Node]:
     while node.parent is not None:
         yield node
         node = node.parent
+
+
+def _blocks_without_users(num_pins: Counter[Node], needed: PrefixMatch | None) -> Counter[Node]:
+    """Of each node that nothing but its pins locks: its device blocks that are not `needed`."""
+    num_blocks = Counter(
+        {node: len(node.blocks) for node, count in num_pins.items() if node.lock_count == count}
+    )
+    if needed is not None and needed.node is not None:
+        for node in _path_to(needed.node):
+            if node is needed.node:
+                num_blocks[node] -= min(needed.num_node_blocks, num_blocks[node])
+            else:
+                del num_blocks[node]
+    return num_blocks

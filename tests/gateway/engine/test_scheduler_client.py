@@ -276,6 +276,30 @@ async def test_a_scheduler_that_drains_ends_its_answers_although_another_model_c
         await client.close()
 
 
+async def test_an_answer_of_another_model_is_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    old_port, new_port = free_port(), free_port()
+    with Link(old_port) as link:
+        client = SchedulerClient(f"127.0.0.1:{link.port}")
+        client.start()
+        async with scheduler(f"127.0.0.1:{new_port}", other := GatedWorker(model="other")) as new:
+            async with scheduler(f"127.0.0.1:{old_port}", worker := GatedWorker()) as old:
+                await until_ready(client)
+                stream = client.generate(request(seed=1))
+                worker.allow(8)
+                await read(stream, 3)
+                draining = asyncio.create_task(old.drain(PATIENCE_SECONDS))
+                await until(lambda: has_left(client), "the model info that says it drains")
+                link.redirect(new_port)
+                await until(lambda: serves(client, "other"), "the other model")
+            # The old one is gone, with the answer that it has begun.
+            other.allow(1000)
+            with pytest.raises(EngineError, match="Another model"):
+                await read(stream)
+            assert new.engine.counters.generation_tokens == 0
+            draining.cancel()
+        await client.close()
+
+
 async def serves(client: SchedulerClient, model: str) -> bool:
     info = client.model_info()
     return info is not None and info.model == model

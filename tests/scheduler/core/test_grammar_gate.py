@@ -7,8 +7,8 @@ import pytest
 from support.beam_schedule import expected_answer
 from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
-from taco_proto.grammars import Grammar, GrammarCommand, GrammarReady
-from taco_proto.requests import Tenant
+from taco_proto.grammars import LARGE_CHARS, Grammar, GrammarCommand, GrammarReady
+from taco_proto.requests import LOW_PRIORITY, Tenant
 from taco_scheduler.core import request_registry
 from taco_scheduler.core.grammar_gate import MAX_COMPILING
 
@@ -91,6 +91,37 @@ def test_one_tenants_grammars_do_not_hold_up_those_of_another() -> None:
     assert len(d.got.tokens) == len(many) + 1
     assert set(d.got.errors) == {2}
     assert d.engine.num_free_blocks == d.engine.num_blocks
+
+
+def test_a_small_grammar_does_not_wait_for_large_ones() -> None:
+    d = Driver(worker_info(max_num_seqs=64, num_blocks=256))
+    gate = d.attach().replica.grammars
+    large = [Grammar.of(f"start: /{'a' * LARGE_CHARS}{number}/") for number in range(12)]
+    for handle, grammar in enumerate((*large, GRAMMAR)):
+        d.submit(handle, [5, 6], grammar=grammar, max_tokens=2)
+    command = gate.take_command()
+    assert command is not None
+    assert set(command.compiled) == {*large[:MAX_COMPILING], GRAMMAR}
+
+
+def test_sequences_that_would_be_held_preempt_none() -> None:
+    d = Driver(worker_info(max_num_seqs=4, num_blocks=64), max_num_batched_tokens=64)
+    gate = d.attach().replica.grammars
+    for handle in range(4):
+        d.submit(handle, [5, 6, handle], max_tokens=50, ignore_eos=True, priority=LOW_PRIORITY)
+    d.step()
+    for handle in range(4, 9):
+        tenant = Tenant(name="other")
+        d.submit(handle, [5, 6, handle], grammar=GRAMMAR, max_tokens=2, tenant=tenant)
+        gate.take_command()
+        d.step()
+    for _ in range(10):
+        d.step()
+    assert d.engine.num_running == 4
+    assert d.engine.counters.num_preemptions == 2
+    ready(d, GRAMMAR)
+    run(d)
+    assert len(d.got.tokens) == 9
 
 
 def test_grammars_of_requests_that_left_are_not_compiled() -> None:

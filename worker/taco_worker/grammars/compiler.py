@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taco.worker")
 
 MAX_CACHE_BYTES = 2**28
-# A larger grammar takes up to a second: steps and small grammars come first.
-_LARGE_CHARS = 2**15
 _NICENESS = 10
 # Estimate of a compiled grammar's memory: a schema of 3,000 properties and 94 KiB takes 31 MB.
 _BASE_BYTES = 2**16
@@ -77,8 +75,7 @@ class GrammarCompiler:
         key = grammar.hash
         future = self._used.get(key) or self._released.pop(key)
         if future is None:
-            is_large = len(grammar.text) > _LARGE_CHARS
-            thread = self._large_thread if is_large else self._thread
+            thread = self._large_thread if grammar.is_large else self._thread
             future = thread.submit(lambda: self._compile(grammar))
         self._used[key] = future
         self._num_bytes[key] = _BASE_BYTES + _BYTES_PER_CHAR * len(grammar.text)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -109,14 +110,17 @@ class DiskBlockStore:
             if len(found) == _FOUND_IN_REPORT:
                 job.report(StoreReport(found=tuple(found)))
                 found.clear()
-        self._log_other_files()
         self._listed_session = job.session
         job.report(StoreReport(found=tuple(found), is_complete=True))
+        if not self._has_listed:
+            self._has_listed = True
+            threading.Thread(target=self._log_other_files, name="kv-count", daemon=True).start()
         return True
 
     def _log_other_files(self) -> None:
-        num_bytes = 0 if self._has_listed else self._directory.num_other_bytes()
-        self._has_listed = True
+        num_bytes = 0
+        with suppress(OSError):  # somebody deletes them
+            num_bytes = self._directory.num_other_bytes()
         if num_bytes:
             logger.warning(
                 "%s of KV blocks below %s are of other weights or settings: delete their "

@@ -108,6 +108,7 @@ class TaggedCallReader:
     Args:
         schemas: the JSON schema of the parameters of each tool, by name.
         section_closes: markers that may follow the call.
+        is_bare: no marker precedes the call: what follows its name must be a part of a call.
     """
 
     def __init__(
@@ -116,9 +117,12 @@ class TaggedCallReader:
         encode: Encode,
         schemas: Mapping[str, Any],
         section_closes: tuple[str, ...] = (),
+        *,
+        is_bare: bool = False,
     ) -> None:
         self._form = form
         self._schemas = schemas
+        self._is_bare = is_bare
         self._name_opens = Texts((encode(form.name_opens),) if form.name_opens else ())
         self._name_closes = Texts((encode(form.name_closes),))
         self._call_closes = encode(form.call_closes)
@@ -136,6 +140,12 @@ class TaggedCallReader:
         if self._name_opens.texts and not (yield from cursor.take(self._name_opens)):
             raise NotACallError
         name = yield from self._name(cursor, self._name_closes)
+        if self._is_bare:
+            yield from cursor.spaces()
+            part = yield from cursor.take(self._key_or_end)
+            if not part:
+                raise NotACallError
+            cursor.unread(part)
         sink.open(name)
         opening = "{"
         while True:

@@ -85,12 +85,20 @@ class Cursor:
         return self._read(len(self._text))
 
     def unread(self, text: str) -> None:
-        """Puts text back, to be read next."""
+        """Puts text back, to be read next; `record` loses what was read last."""
+        self._unrecord(len(text))
         start = self._position - len(text)
         if start >= 0 and self._text.startswith(text, start):  # it was read just now
             self._position = start
             return
         self._text, self._position = text + self._text[self._position :], 0
+
+    def _unrecord(self, num_chars: int) -> None:
+        while self.record and num_chars:
+            last = self.record.pop()
+            if len(last) > num_chars:
+                self.record.append(last[:-num_chars])
+            num_chars -= min(num_chars, len(last))
 
     def chars(self, count: int) -> Generator[None, None, str]:
         """Reads `count` characters; fewer at the end."""

@@ -173,7 +173,7 @@ class ResponseParser:
                 content.add(spaces)
         if self._options.calls_begin_answer and not self._answer.num_calls:
             content.add((yield from self._cursor.spaces()))
-            if opened := (yield from self._cursor.take(opens)):
+            if opened := (yield from self._cursor.take(self._texts(tools.opens))):
                 yield from self._read_section(tools, opened)
             else:
                 opens = Texts(())
@@ -183,24 +183,31 @@ class ResponseParser:
                 break
             if opened in bare_opens:
                 self._cursor.unread(opened)
-                yield from self._read_section_of_known(tools)
+                yield from self._read_section_of_known(tools, is_bare=True)
             else:
                 yield from self._read_section(tools, opened)
 
-    def _read_section_of_known(self, tools: ToolFormat) -> Generator[None, None, None]:
+    def _read_section_of_known(
+        self, tools: ToolFormat, *, is_bare: bool = False
+    ) -> Generator[None, None, None]:
         """Reads a section without a marker: only names of the request's tools make a call."""
         self._answer.known_names = self._options.schemas.keys()
-        yield from self._read_section(tools, "")
+        yield from self._read_section(tools, "", is_bare=is_bare)
         self._answer.known_names = None
 
-    def _read_section(self, tools: ToolFormat, opened: str) -> Generator[None, None, None]:
+    def _read_section(
+        self, tools: ToolFormat, opened: str, *, is_bare: bool = False
+    ) -> Generator[None, None, None]:
         held = self._cursor.record = [opened]
         num_before = self._answer.num_calls
         closes = self._texts(tools.closes)
         try:
-            yield from self._read_calls(tools, closes)
+            if is_bare:
+                yield from self._read_bare_call(tools, closes)
+            else:
+                yield from self._read_calls(tools, closes)
         except NotACallError:
-            if self._answer.num_calls > num_before and closes.texts:
+            if not is_bare and self._answer.num_calls > num_before and closes.texts:
                 yield from self._cursor.until(closes, _drop)
         finally:
             self._cursor.record = None
@@ -231,7 +238,17 @@ class ResponseParser:
             if not separated and not in_list and not closes.texts:
                 return
 
-    def _read_call(self, tools: ToolFormat) -> Generator[None, None, None]:
+    def _read_bare_call(self, tools: ToolFormat, closes: Texts) -> Generator[None, None, None]:
+        """Reads one call, and the marker that would close its section."""
+        yield from self._read_call(tools, is_bare=True)
+        self._answer.end_call()
+        if not self.is_over:
+            yield from self._cursor.spaces()
+            yield from self._cursor.take(closes)
+
+    def _read_call(
+        self, tools: ToolFormat, *, is_bare: bool = False
+    ) -> Generator[None, None, None]:
         mark = yield from self._cursor.peek()
         call = _Call(self._answer, self._cursor)
         encode = self._options.markers.encoded
@@ -244,7 +261,7 @@ class ResponseParser:
         else:
             assert tools.tagged_call is not None
             reader = TaggedCallReader(
-                tools.tagged_call, encode, self._options.schemas, tools.closes
+                tools.tagged_call, encode, self._options.schemas, tools.closes, is_bare=is_bare
             )
             yield from reader.read(self._cursor, call)
 

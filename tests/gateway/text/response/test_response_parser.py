@@ -151,6 +151,14 @@ ONE_CALL = "<parameter=s>\nhi <b>\n</parameter>\n</function>"
         ),
         (f"see <function=h>{ONE_CALL} there", f"see <function=h>{ONE_CALL} there", []),
         (f"<function={'n' * 300}", f"<function={'n' * 300}", []),
+        (
+            f"<function=f>{ONE_CALL}\n<tool_call>\n<function=g></function>\n</tool_call>",
+            "",
+            [("f", {"s": "hi <b>"}), ("g", {})],
+        ),
+        ("Use `<function=f>` here. The end.", "Use `<function=f>` here. The end.", []),
+        ("<function=g>\n</function>", "", [("g", {})]),
+        ("<function=g>", "<function=g>", []),
     ],
 )
 def test_a_call_without_the_marker_of_its_section(
@@ -160,6 +168,11 @@ def test_a_call_without_the_marker_of_its_section(
     assert whole[1] == content
     assert [(name, json.loads(arguments)) for name, arguments in whole[2]] == calls
     assert result(make("qwen3_coder"), list(text)) == whole
+
+
+def test_an_answer_that_begins_with_no_marker_is_content() -> None:
+    text = f"<function=f>{ONE_CALL} <tool_call><function=g></function></tool_call>"
+    assert result(make("qwen3_coder", calls_begin_answer=True), [text])[1:3] == (text, [])
 
 
 @pytest.mark.parametrize(
