@@ -15,9 +15,10 @@ from taco_train.lightcc.cost_model import Costs
 
 pytestmark = pytest.mark.process
 
+MAX_REPEATS = 4
 # Measures for each file `measure-NUMBER` that appears, which has the name of the cache's file.
 SCRIPT = """
-import json, sys, time
+import itertools, json, sys, time
 from dataclasses import asdict
 from pathlib import Path
 from taco_train.collective.communicator import Communicator
@@ -26,10 +27,12 @@ from taco_train.lightcc.cost_cache import CostCache
 from taco_train.lightcc.measure import measure
 folder = Path(sys.argv[1])
 communicator = Communicator(*connect())
-for number in range(3):
+for number in itertools.count():
     wanted = folder / f"measure-{number}"
     while not wanted.exists():
         time.sleep(0.01)
+    if wanted.read_text() == "finish":
+        break
     cache = CostCache.of({"TACO_TRAIN_LINK_CACHE": wanted.read_text()})
     result = folder / f"result-{number}-{communicator.rank}"
     result.with_suffix(".new").write_text(json.dumps(asdict(measure(communicator, cache))))
@@ -50,8 +53,7 @@ class Measuring:
 
     def measure(self, cache: Path | str) -> Costs:
         """The costs, which must be the same on all ranks."""
-        (self._folder / "wanted").write_text(str(cache))
-        (self._folder / "wanted").rename(self._folder / f"measure-{self._number}")
+        self._ask(str(cache))
         files = [self._folder / f"result-{self._number}-{rank}" for rank in range(4)]
         wait_until(
             lambda: all(file.exists() for file in files) or self._ranks.poll() is not None,
@@ -62,7 +64,12 @@ class Measuring:
         self._number += 1
         return from_dict(json.loads(results.pop()))
 
+    def _ask(self, wanted: str) -> None:
+        (self._folder / "wanted").write_text(wanted)
+        (self._folder / "wanted").rename(self._folder / f"measure-{self._number}")
+
     def finish(self) -> None:
+        self._ask("finish")
         assert self._ranks.wait(PATIENCE_SECONDS) == 0
 
 
@@ -75,9 +82,15 @@ def measuring(tmp_path: Path) -> Iterator[Measuring]:
 def test_costs_follow_the_links(measuring: Measuring, tmp_path: Path) -> None:
     cache = tmp_path / "links.json"
     slow = measuring.measure(cache)
+    # A link of 20 Mbit/s carries no more, and with headers somewhat less. If other processes took
+    # the cores meanwhile, it is measured again.
+    for _ in range(MAX_REPEATS):
+        if 8 / slow.hosts.per_byte > 0.6 * 20e6:
+            break
+        cache.unlink()
+        slow = measuring.measure(cache)
     assert (slow.num_hosts, slow.ranks_per_host) == (2, 2)
-    # A link of 20 Mbit/s carries no more; with headers, and on a busy machine, it may be half.
-    assert 0.2 * 20e6 < 8 / slow.hosts.per_byte < 1.1 * 20e6
+    assert 0.6 * 20e6 < 8 / slow.hosts.per_byte < 1.1 * 20e6
 
     assert measuring.measure(cache) == slow  # from the file
     measuring.hosts.set_rate(1e9)
