@@ -17,12 +17,26 @@ class PromptChunks:
         sharing: the blocks that the step's chunks compute.
     """
 
-    def __init__(self, batch: Batch, blocks: BlockManager, max_cut_chunk: int) -> None:
-        """`max_cut_chunk`: tokens of a cut prompt, before the budget that others leave."""
+    def __init__(
+        self,
+        batch: Batch,
+        blocks: BlockManager,
+        max_num_batched_tokens: int,
+        long_prefill_token_threshold: int | None,
+    ) -> None:
+        """
+        Args:
+            max_num_batched_tokens: token budget of a step.
+            long_prefill_token_threshold: tokens of a step for a prompt that does not fit in the
+                step, before shorter prompts behind it get theirs. The prompt also gets the tokens
+                that these leave. 0: it gets the whole budget first; None: a quarter of the budget.
+        """
+        if long_prefill_token_threshold is None:
+            long_prefill_token_threshold = max(1, max_num_batched_tokens // 4)
         self.sharing = StepPrefixSharing(blocks.block_bytes, blocks.block_size)
         self._batch = batch
         self._shares_prefixes = blocks.enable_prefix_caching
-        self._max_cut_chunk = max_cut_chunk
+        self._max_cut_chunk = long_prefill_token_threshold or max_num_batched_tokens
 
     def add(self, rows: StepRows, sequence: Sequence, num_left: int, budget: int) -> int:
         """Add a row of a prompt that has `num_left` tokens to compute; returns the row's tokens."""

@@ -6,8 +6,6 @@ prefills, then waiting sequences by priority, tenant counter and arrival. A wait
 before a running prefill of lower rank, and may preempt a sequence (see `preemption`).
 """
 
-from collections.abc import Callable, Set
-
 import numpy as np
 
 from taco_proto.steps import IntArray
@@ -17,34 +15,26 @@ from taco_scheduler.core.prompt_chunks import PromptChunks, must_pass
 from taco_scheduler.core.slot_admission import SlotAdmission, rank
 from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.kv.block_manager import BlockManager
-from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.queue.gate import Gate, closed_gate
 from taco_scheduler.queue.waiting_queue import WaitingQueue
 from taco_scheduler.speculation.draft_length_limits import DraftLengthLimits
 from taco_scheduler.state.batch import Batch, BoolArray
-from taco_scheduler.state.sequence import Request, Sequence
+from taco_scheduler.state.sequence import Sequence
 
 
 class Policy:
     """Fills steps for one worker.
 
     Args:
-        suspected: requests that were in a failed step. One at a time runs, on all workers together,
-            so that the next failure identifies the request.
         max_num_batched_tokens: token budget of a step. Every running sequence gets at least one
             token a step, so `batch` has no more slots than that.
-        long_prefill_token_threshold: tokens of a step for a prompt that does not fit in the step,
-            before shorter prompts behind it get theirs. The prompt also gets the tokens that these
-            leave. 0: it gets the whole budget first; None: a quarter of the budget.
         drafts: the draft tokens that sequences may verify.
         preemption: preempts sequences when slots or blocks run short.
-        waiting_gates: while one of them holds a waiting sequence, it is set aside and gets no slot.
-            Sequences behind it may run.
-        delays_prompts: whether all waiting sequences wait, given the first of them.
+        chunks: adds rows of prompts.
+        admission: gives waiting sequences slots.
         sampling_gates: while one of them holds a sequence, its prompt runs up to its last token, so
             that no step samples the sequence. They hold no sequence that has been sampled since
-            it joined. Such sequences take at most half of the slots.
-        admit: gives a waiting sequence a slot, with the block table made for it.
+            it joined.
     """
 
     def __init__(
@@ -52,38 +42,21 @@ class Policy:
         batch: Batch,
         blocks: BlockManager,
         waiting: WaitingQueue,
-        suspected: Set[Request],
         max_num_batched_tokens: int,
-        long_prefill_token_threshold: int | None,
         drafts: DraftLengthLimits,
         preemption: Preemption,
-        *,
-        waiting_gates: tuple[Gate, ...],
-        delays_prompts: Callable[[Sequence], bool],
-        sampling_gates: tuple[Gate, ...] = (),
-        admit: Callable[[Sequence, BlockTable], None],
+        chunks: PromptChunks,
+        admission: SlotAdmission,
+        sampling_gates: tuple[Gate, ...],
     ) -> None:
         self._batch = batch
         self._waiting = waiting
         self._budget = max_num_batched_tokens
-        if long_prefill_token_threshold is None:
-            long_prefill_token_threshold = max(1, max_num_batched_tokens // 4)
-        max_cut_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._drafts = drafts
         self._preemption = preemption
+        self._chunks = chunks
+        self._admission = admission
         self._sampling_gates = sampling_gates
-        self._chunks = PromptChunks(batch, blocks, max_cut_chunk)
-        self._admission = SlotAdmission(
-            batch,
-            blocks,
-            waiting,
-            suspected,
-            self._chunks,
-            waiting_gates=waiting_gates,
-            sampling_gates=sampling_gates,
-            delays_prompts=delays_prompts,
-            admit=admit,
-        )
         self._growth = BlockGrowth(batch, blocks, preemption)
 
     def fill_step(self, awaits_drafts: BoolArray | None = None) -> StepRows:

@@ -73,7 +73,17 @@ class SlotAdmission:
         delays_prompts: Callable[[Sequence], bool],
         admit: Callable[[Sequence, BlockTable], None],
     ) -> None:
-        """See `Policy` for the arguments."""
+        """
+        Args:
+            suspected: requests that were in a failed step. One at a time runs, on all workers
+                together, so that the next failure identifies the request.
+            chunks: adds the first rows.
+            waiting_gates: while one of them holds a waiting sequence, it is set aside and gets no
+                slot. Sequences behind it may run.
+            sampling_gates: see `Policy`. Sequences that they hold take at most half of the slots.
+            delays_prompts: whether all waiting sequences wait, given the first of them.
+            admit: gives a waiting sequence a slot, with the block table made for it.
+        """
         self.blocked: Sequence | None = None
         self._free_blocks_when_blocked = 0
         self._batch = batch

@@ -11,9 +11,11 @@ from taco_scheduler.core.disk_prefetch import DiskPrefetch
 from taco_scheduler.core.output_processing import OutputCommitter
 from taco_scheduler.core.plan_message import make_plan
 from taco_scheduler.core.preemption import Preemption
+from taco_scheduler.core.prompt_chunks import PromptChunks
 from taco_scheduler.core.prompt_progress import PromptProgress
 from taco_scheduler.core.request_registry import RequestRegistry
 from taco_scheduler.core.scheduling_policy import Policy
+from taco_scheduler.core.slot_admission import SlotAdmission
 from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.core.stop import StopChecker
 from taco_scheduler.faults.row_errors import end_failed_sequences
@@ -61,7 +63,7 @@ class StepLoop:
     ) -> None:
         """
         Args:
-            waiting_gates, sampling_gates: see `Policy`.
+            waiting_gates, sampling_gates: see `SlotAdmission`.
             name: of the worker, for the log.
             epochs, step_ids: rising numbers that all workers share. A worker that comes back gets
                 new ones, so that outputs of its earlier attachment are recognized.
@@ -86,19 +88,34 @@ class StepLoop:
         self._stall_detector = StallDetector(config.step_timeout, is_enabled=detects_stalls)
         self._last_output_at = 0.0
         preemption = Preemption(worker, waiting, counters, swaps=config.swaps_preempted)
-        self._policy = Policy(
+        max_num_batched_tokens = worker.limits.max_num_batched_tokens
+        chunks = PromptChunks(
+            worker.batch,
+            worker.blocks,
+            max_num_batched_tokens,
+            config.long_prefill_token_threshold,
+        )
+        admission = SlotAdmission(
             worker.batch,
             worker.blocks,
             waiting,
             requests.poison.suspected,
-            worker.limits.max_num_batched_tokens,
-            config.long_prefill_token_threshold,
+            chunks,
+            waiting_gates=(*waiting_gates, requests.wide_logprobs, self._disk_prefetch),
+            sampling_gates=sampling_gates,
+            delays_prompts=self._prompt_delay.must_wait,
+            admit=self._admit,
+        )
+        self._policy = Policy(
+            worker.batch,
+            worker.blocks,
+            waiting,
+            max_num_batched_tokens,
             speculation.limits,
             preemption,
-            waiting_gates=(*waiting_gates, requests.wide_logprobs, self._disk_prefetch),
-            delays_prompts=self._prompt_delay.must_wait,
-            sampling_gates=sampling_gates,
-            admit=self._admit,
+            chunks,
+            admission,
+            sampling_gates,
         )
         self._committer = OutputCommitter(
             worker, waiting, self.stops, preemption, requests, counters
