@@ -14,6 +14,9 @@ from taco_proto.log_text import escape
 FAILED = 1
 _HELP = "Ctrl-C stops an answer, /clear starts a new conversation, Ctrl-D or /exit ends."
 
+# Printed beside printable characters; the last two join and divide emoji and some scripts.
+_KEPT = "\n\t\u200c\u200d"
+
 
 class Session(Protocol):
     """The interface of a conversation or a series of completions."""
@@ -136,9 +139,6 @@ def print_answer(pieces: Pieces) -> tuple[str, bool]:
     if note:
         print(f"[the answer ends here: {note}]", file=sys.stderr)
     return answer, note != "interrupted"
-
-
-_KEPT = "\n\t\u200c\u200d"  # emoji and some scripts are joined and divided by the last two
 
 
 def _printable(text: str) -> str:
