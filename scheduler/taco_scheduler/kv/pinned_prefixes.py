@@ -87,7 +87,7 @@ class PinnedPrefixes:
         """
         if num_blocks > self.num_blocks:
             return False
-        num_pins = Counter(node for pin in self._pins.values() for node in _path_to(pin.node))
+        num_pins = Counter(node for pin in self._pins.values() for node in pin.node.path_up())
         gains = _blocks_without_users(num_pins, needed)
         if gains.total() < num_blocks:
             return False
@@ -98,7 +98,7 @@ class PinnedPrefixes:
             if not gains[pin.node]:
                 continue
             names.append(name)
-            for node in _path_to(pin.node):
+            for node in pin.node.path_up():
                 num_pins[node] -= 1
                 if not num_pins[node]:
                     num_blocks -= gains[node]
@@ -135,20 +135,13 @@ class PinnedPrefixes:
             del self._num_blocks_of[pin.owner]
 
 
-def _path_to(node: Node) -> Iterator[Node]:
-    """A node and its ancestors, without the root."""
-    while node.parent is not None:
-        yield node
-        node = node.parent
-
-
 def _blocks_without_users(num_pins: Counter[Node], needed: PrefixMatch | None) -> Counter[Node]:
     """Of each node that nothing but its pins locks: its device blocks that are not `needed`."""
     num_blocks = Counter(
         {node: len(node.blocks) for node, count in num_pins.items() if node.lock_count == count}
     )
     if needed is not None and needed.node is not None:
-        for node in _path_to(needed.node):
+        for node in needed.node.path_up():
             if node is needed.node:
                 num_blocks[node] -= min(needed.num_node_blocks, num_blocks[node])
             else:

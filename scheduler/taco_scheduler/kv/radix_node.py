@@ -1,6 +1,6 @@
 """Nodes of the radix tree, and the result of a prefix match."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from taco_scheduler.kv.block_ids import BlockIds, block_ids
@@ -54,6 +54,13 @@ class Node:
     @property
     def num_blocks(self) -> int:
         return len(self.blocks) + self.num_below
+
+    def path_up(self) -> Iterator["Node"]:
+        """This node and its ancestors, the root last."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
 
     def split(self, count: int, block_bytes: int) -> "Node":
         """Move the first `count` blocks to a new parent; returns that parent."""

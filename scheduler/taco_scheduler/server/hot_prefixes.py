@@ -78,7 +78,7 @@ class HotPrefixes:
     def _hashes(self, node: Node, block_bytes: int) -> Generator[None, None, _Hashes | None]:
         """None: the round has hashed its maximum, or the node was removed from the tree."""
         while True:
-            root, *path = _path_to(node)
+            root, *path = reversed([*node.path_up()])
             if not isinstance(root, Root):
                 return None
             start, parent = 0, self._root_hash(root)
@@ -138,13 +138,6 @@ class HotPrefixes:
             found = root_hash(self.key, namespace.adapter, namespace.cache_salt)
             self._roots[namespace] = found
         return found
-
-
-def _path_to(node: Node) -> list[Node]:
-    path = [node]
-    while (parent := path[-1].parent) is not None:
-        path.append(parent)
-    return path[::-1]
 
 
 def _choose(nodes: list[_Hashes], room: int) -> set[bytes]:
