@@ -15,6 +15,7 @@ from pathlib import Path
 from taco_proto.errors import ConfigurationError
 from taco_proto.kv_tiers import StoredBlock
 from taco_worker.kv_tiers.block_file import (
+    SUFFIX,
     TEMPORARY_SUFFIX,
     BlockFileError,
     describe_file,
@@ -61,7 +62,7 @@ class StoreDirectory:
         for directory in self.root.iterdir():
             if directory == self._shared or not _NAME.fullmatch(directory.name):
                 continue
-            for file in directory.rglob("*.kv"):
+            for file in directory.rglob(f"*{SUFFIX}"):
                 with suppress(OSError):  # its owner may delete it meanwhile
                     num_bytes += file.stat().st_size
         return num_bytes
