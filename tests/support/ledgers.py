@@ -9,13 +9,14 @@ from support.licenses import KEYS, Clock, make_service
 from support.patience import PATIENCE_SECONDS, until
 from support.redis_server import RedisServer
 from taco_license.document.keys import PublicKeys
-from taco_license.ledger.leases import LEASE_SECONDS
+from taco_license.ledger.leases import LEASE_SECONDS, UNSEEN_SECONDS
 from taco_license.ledger.redis_ledger import RedisLedger
-from taco_license.ledger.redis_scripts import AUDIT, DIGITS, SEATS, UNSEEN_SECONDS
+from taco_license.ledger.redis_scripts import AUDIT, DIGITS, SEATS
 from taco_license.ledger.sqlite_store import Store
 from taco_license.server.service import LicenseService
 from taco_proto.config import RedisConfig
 
+STEP_SECONDS = UNSEEN_SECONDS - 1  # between ticks: no outage
 Event = tuple[str, str | None, str | None]  # what happened, the GPU, the instance
 
 
@@ -29,9 +30,22 @@ class Harness(ABC):
     @abstractmethod
     async def open(self, keys: PublicKeys = KEYS) -> None: ...
 
-    @abstractmethod
     async def advance(self, seconds: float) -> None:
-        """Time passes, while servers tick."""
+        """Time passes, while servers tick. After the end of all leases the rest passes at once."""
+        watched = min(seconds, LEASE_SECONDS + STEP_SECONDS)
+        rest = seconds - watched
+        while watched > STEP_SECONDS:
+            await self.pass_time(STEP_SECONDS)
+            await self.service.tick()
+            watched -= STEP_SECONDS
+        await self.pass_time(watched)
+        if rest:
+            await self.service.tick()
+            await self.pass_time(rest)
+
+    @abstractmethod
+    async def pass_time(self, seconds: float) -> None:
+        """Time passes, while no server runs."""
 
     @abstractmethod
     def set_clock(self, seconds: float) -> None:
@@ -62,7 +76,7 @@ class LocalHarness(Harness):
         self.store = Store(self._directory)
         self.service = make_service(self.store, self.clock, keys)
 
-    async def advance(self, seconds: float) -> None:
+    async def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
     def set_clock(self, seconds: float) -> None:
@@ -78,7 +92,6 @@ class LocalHarness(Harness):
 class RedisHarness(Harness):
     """Empties the server."""
 
-    STEP_SECONDS = UNSEEN_SECONDS - 1  # no outage
     CLOCK_KEYS = ("test:seconds", "test:microseconds")
     CLOCK_RULES = (*(f"~{key}" for key in CLOCK_KEYS), "+mget")  # for users of Redis
     CLOCK = f"redis.call('MGET', '{CLOCK_KEYS[0]}', '{CLOCK_KEYS[1]}')"
@@ -113,17 +126,8 @@ class RedisHarness(Harness):
         await ledger.tick()
         return LicenseService(ledger, keys, monotonic=lambda: self._now)
 
-    async def advance(self, seconds: float) -> None:
-        """After the end of all leases the rest passes at once."""
-        end = self._now + seconds
-        watched = min(end, self._now + LEASE_SECONDS + self.STEP_SECONDS)
-        while self._now + self.STEP_SECONDS < watched:
-            self._set(self._now + self.STEP_SECONDS)
-            await self.service.tick()
-        self._set(watched)
-        if watched < end:
-            await self.service.tick()
-            self._set(end)
+    async def pass_time(self, seconds: float) -> None:
+        self._set(self._now + seconds)
 
     def set_clock(self, seconds: float) -> None:
         self._set(self._now + seconds)

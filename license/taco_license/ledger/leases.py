@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 20.0
+# A server ticks more often than that. After a longer gap (the server or its host stood still, or no
+# server ran) holders had no chance to renew, so all leases are extended.
+UNSEEN_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -50,6 +53,10 @@ class LeaseTable:
             lease.started = max(lease.started, started)
             lease.deadline = now + LEASE_SECONDS
             self._leases[gpu] = lease
+
+    def extend_all(self, now: float) -> None:
+        for lease in self:
+            lease.deadline = now + LEASE_SECONDS
 
     def drop(self, gpus: Iterable[str]) -> None:
         for gpu in gpus:

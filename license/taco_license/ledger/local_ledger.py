@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from taco_license.document.keys import PublicKeys
 from taco_license.errors import LicenseError, NotStoredError
-from taco_license.ledger.leases import LeaseTable
+from taco_license.ledger.leases import UNSEEN_SECONDS, LeaseTable
 from taco_license.ledger.ledger import (
     LIMITED_EVENTS,
     MAX_AUDITED_CHANGES,
@@ -64,6 +64,7 @@ class LocalLedger:
         self.leases = LeaseTable()
         self._store = store
         self._monotonic = monotonic
+        self._seen = monotonic()  # when lapsed leases were last freed
         self._wall = wall
         self._clock = LicenseClock(wall, store.latest())
         self._stored_latest = self._clock.latest
@@ -198,7 +199,11 @@ class LocalLedger:
         return seconds
 
     def _free_lapsed(self) -> None:
-        lapsed = self.leases.pop_lapsed(self._monotonic())
+        now = self._monotonic()
+        if now - self._seen >= UNSEEN_SECONDS:
+            self.leases.extend_all(now)
+        self._seen = now
+        lapsed = self.leases.pop_lapsed(now)
         if lapsed:
             self._record(
                 "lapsed", [StoredLease(each.gpu, each.instance, each.started) for each in lapsed]

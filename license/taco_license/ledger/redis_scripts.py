@@ -6,7 +6,7 @@ by the holder; with a fixed number of digits, texts compare like numbers. Times 
 in milliseconds, as are the ids of audit entries.
 """
 
-from taco_license.ledger.leases import LEASE_SECONDS
+from taco_license.ledger.leases import LEASE_SECONDS, UNSEEN_SECONDS
 from taco_license.ledger.ledger import LIMITED_EVENTS, MAX_AUDITED_CHANGES, unrecorded_changes
 
 STATE = "taco:{license}:state"
@@ -17,9 +17,6 @@ KEYS = (STATE, SEATS, DEADLINES, AUDIT)
 DIGITS = 19  # of a number up to 2**63 - 1
 # Approximate maximum length of the audit log, which Redis keeps in memory.
 MAX_AUDIT_ENTRIES = 1_000_000
-# Servers tick once per second. After a longer gap (no server ran, or the clock of Redis was set)
-# holders had no chance to renew, so all leases are extended.
-UNSEEN_SECONDS = 10.0
 # Interval between stored times: at most this much of the clock is lost if it is set back.
 CLOCK_STEP_SECONDS = 1.0
 

@@ -77,6 +77,15 @@ async def test_the_seat_of_a_killed_holder_is_free_after_the_lease(harness: Harn
     assert ("lapsed", ONE, "a") in harness.events()
 
 
+async def test_an_outage_costs_no_seat(harness: Harness) -> None:
+    await harness.service.import_license(signed(make_license(access_limit=1)))
+    assert await ask(harness, ONE, instance="a") == "granted"
+    await harness.pass_time(2 * LEASE_SECONDS)  # holders could not renew
+    assert await ask(harness, TWO, instance="b") == "no_seat"
+    await harness.advance(LEASE_SECONDS)
+    assert await ask(harness, TWO, instance="b") == "granted"
+
+
 async def test_heartbeats_keep_a_seat(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(access_limit=1)))
     for _ in range(10):
