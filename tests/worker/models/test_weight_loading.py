@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from support.architectures.variants import VARIANTS
 from support.checkpoints import make_checkpoint
@@ -129,6 +130,18 @@ def test_names_of_the_bare_model_and_buffers(tmp_path: Path) -> None:
             bare["h.1.attn.masked_bias"] = torch.tensor(-1e4)
         _replace_tensors(path, bare)
         _assert_same(expected, _load(path))
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "GPT2LMHeadModel"])
+def test_tied_embeddings_under_the_name_of_the_head(tmp_path: Path, architecture: str) -> None:
+    """`safetensors.torch.save_model` stores tied weights once, under the name that sorts first."""
+    path = make_checkpoint(tmp_path, architecture, tie_word_embeddings=True)
+    expected = _load(path)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    save_model(model, str(path / "model.safetensors"))
+    assert "lm_head.weight" in _tensors(path)
+    assert not any(name.endswith(("embed_tokens.weight", "wte.weight")) for name in _tensors(path))
+    _assert_same(expected, _load(path))
 
 
 def test_old_llama_buffers_are_ignored(tmp_path: Path) -> None:

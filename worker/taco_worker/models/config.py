@@ -17,6 +17,7 @@ from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
 from taco_worker.models.rope_parsing import check_rope_names, is_by_layer_type
 from taco_worker.models.stored_modules import with_stored_modules
+from taco_worker.models.tied_embeddings import with_stored_embeddings
 from taco_worker.models.weight_files import CheckpointFiles, LoadFormat
 from taco_worker.quant.config_files import quantization_config
 from taco_worker.quant.registry import read_online_quantization, read_quantization
@@ -112,14 +113,16 @@ def load_hf_config(
         if rope_scaling is None:
             check_rope_names(hf_config)
         config = _parse(files, _override_rope(hf_config, rope_scaling, rope_theta), generation)
+        plan = with_stored_embeddings(config.plan, files)
         settings = quantization_config(model_dir, hf_config)
         # What converted weights are, their header says.
         wanted = None if is_converted(model_dir) else quantization
         rules = read_quantization(settings, model_dir, wanted)
-        stored = rules and with_stored_modules(rules, settings or {}, config.plan, files)
+        stored = rules and with_stored_modules(rules, settings or {}, plan, files)
         online = read_online_quantization(quantization) if stored is None else None
         config = replace(
             config,
+            plan=plan,
             quantization=stored,
             online_quantization=online,
             stored_kv_cache=stored_kv_cache(settings or hf_config),
@@ -128,11 +131,10 @@ def load_hf_config(
         raise ValueError(f"{file} has no {error}") from None
     except (TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{model_dir} has a config with an invalid field: {error}") from None
-    if not config.plan.has_rope and (rope_scaling or rope_theta):
+    if not plan.has_rope and (rope_scaling or rope_theta):
         raise ValueError(
             f"{config.architecture} has no rotary positions: rope settings do not apply to it"
         )
-    plan = config.plan
     if disable_sliding_window:
         length = min((plan.max_position_embeddings, *plan.windows))
         return replace(config, plan=replace(plan, max_position_embeddings=length))

@@ -96,6 +96,7 @@ class PlanBuilder:
         self._ops = self._embedding
         self._prefix = ""
         self._ignored: list[str] = []
+        self._tied_module: str | None = None
 
     @contextmanager
     def layer(self) -> Iterator[int]:
@@ -269,6 +270,7 @@ class PlanBuilder:
             hidden = self.linear(hidden, "embed_out_proj", parts, out=narrow)
         logits = self.buffer("logits", self.vocab_size)
         if tied:
+            self._tied_module = module
             self._ignored.append(rf"^{re.escape(module)}\.{'weight' if bias else '(weight|bias)'}$")
             bias_name = None
             if bias:
@@ -309,6 +311,7 @@ class PlanBuilder:
             hidden=self._hidden,
             logits_out=self.buffer("logits", self.vocab_size) if self._logits else None,
             embedding_table=_EMBEDDINGS,
+            tied_module=self._tied_module,
             names=replace(names, ignored=(*names.ignored, *self._ignored)),
         )
 

@@ -69,6 +69,7 @@ class ModelPlan:
         stream: the residual stream: the output of a layer, and of the final ops.
         logits_out: vocab_size columns; None: the plan has no logits.
         embedding_table: parameter of the token embeddings, if the plan embeds tokens.
+        tied_module: module of the LM head whose weight the token embeddings are; None: not tied.
     """
 
     architecture: str
@@ -86,6 +87,7 @@ class ModelPlan:
     hidden: Slice
     logits_out: Slice | None
     embedding_table: str
+    tied_module: str | None
     names: TensorNames
 
     def __post_init__(self) -> None:
@@ -135,7 +137,7 @@ class ModelPlan:
     @property
     def has_tied_head(self) -> bool:
         """Whether the logits use the token embeddings."""
-        return any(self.embedding_table in op.parameters for op in self.logits)
+        return self.tied_module is not None
 
 
 def _check(plan: ModelPlan) -> None:
