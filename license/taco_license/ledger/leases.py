@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 20.0
-# A server ticks more often than that. After a longer gap (the server or its host stood still, or no
+# A server ticks more often than that. After a longer gap (the server or its host was paused, or no
 # server ran) holders had no chance to renew, so all leases are extended.
 UNSEEN_SECONDS = 10.0
 

@@ -1,17 +1,22 @@
-"""MkDocs hook: writes the page of commands and flags from the parsers themselves."""
+"""Writes docs/cli.md, the page of commands and flags, from the parsers themselves.
+
+    python -m tools.cli_page
+
+A test holds the page equal.
+"""
 
 import argparse
 from collections.abc import Iterator
-
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from pathlib import Path
 
 from taco_llm.cli.main import build_parser
+
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 INTRODUCTION = """\
 # Command line
 
-This page lists every command and every flag. It is made from the same source as `--help`.
+This page lists every command and every flag. `python -m tools.cli_page` makes it from the same source as `--help`.
 
 To see the flags in the terminal:
 
@@ -35,9 +40,9 @@ To see the flags in the terminal:
 _UNTITLED = ("positional arguments", "options")
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    files.append(File.generated(config, "cli.md", content=cli_page()))
-    return files
+def main() -> None:
+    PAGE.write_text(cli_page())
+    print(f"written: {PAGE}")
 
 
 def cli_page() -> str:
@@ -90,3 +95,7 @@ def _flag(action: argparse.Action) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    main()
