@@ -16,7 +16,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 INTRODUCTION = """\
 # Command line
 
-This page lists every command and every flag. `python -m tools.cli_page` makes it from the same source as `--help`.
+This page lists every command and every flag. `python -m tools.cli_page` makes it from the same
+source as `--help`.
 
 To see the flags in the terminal:
 

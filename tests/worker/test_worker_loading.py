@@ -45,22 +45,29 @@ def configuration(model: Path, **options: object) -> WorkerConfig:
 
 
 @pytest.fixture
-def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has not imported torch, whose models are all large."""
+def model(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "model")
+
+
+@pytest.fixture
+def no_torch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not imported torch, whose models are all large.
+
+    After the model has been made, which would import torch a second time.
+    """
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(worker_loading, "_MIN_BYTES", 1)
 
 
-def test_the_matrices_take_the_memory_after_torch_is_imported(tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path)
+def test_the_matrices_take_the_memory_after_torch_is_imported(model: Path) -> None:
     command = [sys.executable, "-c", LOAD, str(model)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "[True] False True\n", done.stderr
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_there_is_as_much_memory_as_the_matrices_take(tmp_path: Path) -> None:
-    config = configuration(make_checkpoint(tmp_path), device="cpu")
+def test_there_is_as_much_memory_as_the_matrices_take(model: Path) -> None:
+    config = configuration(model, device="cpu")
     early = pack_early(config)
     assert early is not None
     num_bytes = matrix_bytes(config, find_checkpoint(config.model))
@@ -68,16 +75,16 @@ def test_there_is_as_much_memory_as_the_matrices_take(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_none_for_a_gpu_or_a_model_that_cannot_be_read(tmp_path: Path) -> None:
-    assert pack_early(configuration(make_checkpoint(tmp_path), device="cuda")) is None
+def test_none_for_a_gpu_or_a_model_that_cannot_be_read(model: Path, tmp_path: Path) -> None:
+    assert pack_early(configuration(model, device="cuda")) is None
     assert pack_early(configuration(tmp_path / "none", device="cpu")) is None
-    (tmp_path / "config.json").write_text("{}")
-    assert pack_early(configuration(tmp_path, device="cpu")) is None
+    (model / "config.json").write_text("{}")
+    assert pack_early(configuration(model, device="cpu")) is None
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_none_on_a_machine_with_several_memory_nodes(tmp_path: Path) -> None:
-    config = configuration(make_checkpoint(tmp_path / "model"), device="cpu")
+def test_none_on_a_machine_with_several_memory_nodes(model: Path, tmp_path: Path) -> None:
+    config = configuration(model, device="cpu")
     for name in ("node0", "node1"):
         assert pack_early(config, tmp_path / "nodes") is not None
         (tmp_path / "nodes" / name).mkdir(parents=True)
@@ -85,9 +92,9 @@ def test_none_on_a_machine_with_several_memory_nodes(tmp_path: Path) -> None:
 
 
 def test_none_where_torch_is_imported_already_or_little_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configuration(make_checkpoint(tmp_path), device="cpu")
+    config = configuration(model, device="cpu")
     with monkeypatch.context() as patch:
         patch.setattr(worker_loading, "_MIN_BYTES", 1)
         assert pack_early(config) is None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from taco_common.tls import Role
 from taco_proto.config import WorkerConfig
+from taco_worker.lean_torch import lean_torch
 from taco_worker.licensing import Licensing
 from taco_worker.model_service import ModelService, run_model_service
 from taco_worker.reconnection import stay_connected
@@ -28,7 +29,8 @@ def run_worker(config: WorkerConfig) -> int:
 
     def load() -> Executor:
         licensing.ask()
-        return load_worker(config)
+        with lean_torch(config.device):  # here alone: `LLM` imports torch for its user too
+            return load_worker(config)
 
     def serve(worker: Executor, service: ModelService) -> Awaitable[int]:
         service.thread.when_idle = worker.tune
