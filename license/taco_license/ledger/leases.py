@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 20.0
-# A server ticks more often than that. After a longer gap (the server or its host was paused, or no
-# server ran) holders had no chance to renew, so all leases are extended.
+# Servers tick at least twice in this time. After a longer gap (no server ran, one was paused with its
+# host, or the clock of Redis was set) holders had no chance to renew, so all leases are extended.
 UNSEEN_SECONDS = 10.0
 
 
@@ -55,6 +55,7 @@ class LeaseTable:
             self._leases[gpu] = lease
 
     def extend_all(self, now: float) -> None:
+        """Renews all leases from `now`."""
         for lease in self:
             lease.deadline = now + LEASE_SECONDS
 
