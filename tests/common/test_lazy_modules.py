@@ -79,9 +79,11 @@ def test_a_module_that_failed_may_be_tried_again(runs: list[str], tmp_path: Path
     assert package.unused.OTHER == 2
 
 
-def test_other_threads_wait_for_the_end(runs: list[str], tmp_path: Path) -> None:
+def test_other_threads_wait_for_the_end(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, may_end = threading.Event(), threading.Event()
-    sys.the_events = begun, may_end  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "the_events", (begun, may_end), raising=False)
     file = tmp_path / PACKAGE / "unused.py"
     begin = "import sys\nbegun, may_end = sys.the_events\nbegun.set()\nassert may_end.wait(60)\n"
     file.write_text(begin + file.read_text())
