@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 20.0
-# Servers tick at least twice in this time. After a longer gap (no server ran, one was paused with its
-# host, or the clock of Redis was set) holders had no chance to renew, so all leases are extended.
+# Servers tick at least twice in this time. After a longer gap (no server ran, its host was paused,
+# or the clock of Redis was set) holders had no chance to renew, so all leases are extended.
 UNSEEN_SECONDS = 10.0
 
 
