@@ -223,7 +223,15 @@ def test_a_run_without_a_gpu_ends_with_one_line(tmp_path: Path) -> None:
         "OUT": str(tmp_path),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    done = subprocess.run([RUN], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        # Of the default minutes, the first part gets seven seconds: a busy machine needs more to
+        # import torch.
+        [RUN, "--minutes", "600"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stderr == (
         "run: no GPU that torch can use; --device cpu tries the scripts without one\n"
