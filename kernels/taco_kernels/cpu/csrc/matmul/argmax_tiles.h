@@ -207,8 +207,7 @@ void stream_argmax(Thread& thread, const Rows& rows, const Matrix& matrix, const
         block.panels.begin = end;
         block.data = static_cast<const char*>(matrix.panel(end));
         alignas(64) typename Tiles::Item sums[PARTIAL_SUM_PANELS * QUAD_ROWS * PANEL];
-        sum_on_tiles<Tiles>(block, sums);
-        finish(block, sums);
+        finish(block, sums_of(matrix, block, sums));
     });
     stream.finish();
     thread.barrier();
