@@ -190,7 +190,7 @@ VARIANTS: tuple[Variant, ...] = (
             pad_token_id=None,
             tie_word_embeddings=True,
             use_sliding_window=False,
-            sliding_window=None,
+            sliding_window=7,
         ),
         Native("SmolLM3ForCausalLM"),
         (
@@ -199,7 +199,7 @@ VARIANTS: tuple[Variant, ...] = (
             ("no_rope_layer_interval", 2),
             *(field for field in SIZE_FIELDS if field[0] != "num_hidden_layers"),
             ("num_key_value_heads", 1),
-            ("sliding_window", 5),
+            ("use_sliding_window", True),
             ("rope_theta", 700.0),
             ("attention_bias", True),
             ("mlp_bias", True),
@@ -207,7 +207,7 @@ VARIANTS: tuple[Variant, ...] = (
             ("tie_word_embeddings", False),
             ("hidden_act", "gelu"),
         ),
-        rejected=(("num_hidden_layers", 3), ("use_sliding_window", True)),
+        rejected=(("num_hidden_layers", 3),),
     ),
     Variant(
         "granite-like",

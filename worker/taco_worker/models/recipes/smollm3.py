@@ -23,14 +23,22 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         default_theta=_DEFAULT_THETA,
         tied=True,
         mlp=llama_mlp(fields, bias=fields.flag("mlp_bias", default=False)),
-        windows=windows_by_depth(fields),
+        windows=_windows(fields),
     )
     assert spec.rotary is not None
-    rotary = replace(spec.rotary, tables=_tables(fields))
-    return decoder(architecture, replace(spec, rotary=rotary))
+    tables = ["rope" if has_rope else None for has_rope in _have_rope(fields)]
+    return decoder(architecture, replace(spec, rotary=replace(spec.rotary, tables=tables)))
 
 
-def _tables(fields: ConfigFields) -> list[str | None]:
+def _windows(fields: ConfigFields) -> list[int | None] | None:
+    """As in transformers: without layer_types the layers without rotary positions slide."""
+    if fields.get("layer_types") or not fields.flag("use_sliding_window", default=False):
+        return windows_by_depth(fields)
+    window = fields.size("sliding_window")
+    return [None if has_rope else window for has_rope in _have_rope(fields)]
+
+
+def _have_rope(fields: ConfigFields) -> list[int]:
     """`no_rope_layers` has a 1 for each layer with rotary positions."""
     num_layers = fields.size("num_hidden_layers")
     given = fields.per_layer("no_rope_layers", num_layers)
@@ -39,4 +47,4 @@ def _tables(fields: ConfigFields) -> list[str | None]:
         given = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
     if not all(one in (0, 1) for one in given):
         raise ValueError(f"no_rope_layers must be a list of 0 and 1, not {given!r:.100}")
-    return ["rope" if has_rope else None for has_rope in given]
+    return given
