@@ -11,12 +11,13 @@ from torch import Tensor
 from support.checkpoints import make_checkpoint
 from support.models import load_step_model
 from support.plans import ints
+from taco_kernels.kv_entry import KVEntry
 from taco_proto.steps import BlockCopies
 from taco_worker.backends.torch.cuda_graphs import CudaGraphs
 from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.devices.copy_stream import CopyEvent
 from taco_worker.devices.transfers import Transfers
-from taco_worker.kv_tiers.host_block_store import HostBlockStore, layer_groups
+from taco_worker.kv_tiers.host_block_store import HostBlockStore, count_parts, part_groups
 from taco_worker.models.step_model import ModelInput
 
 NUM_LAYERS = 5
@@ -90,7 +91,7 @@ def make_tier(
     tier = HostBlockStore(
         torch.zeros_like(model.kv_rows),
         model.kv_rows,
-        num_layers=NUM_LAYERS,
+        num_parts=NUM_LAYERS,
         copy_stream=copy_stream,
         is_lazy=is_lazy,
     )
@@ -181,7 +182,13 @@ def test_each_layer_offloads_before_it_loads(model: TorchModel) -> None:
     assert (model.kv_rows[0] == 7).all()
 
 
-def test_groups_grow_and_hold_every_layer_once() -> None:
-    assert [list(layers) for layers in layer_groups(5)] == [[0], [1], [2, 3], [4]]
-    assert [len(layers) for layers in layer_groups(32)] == [1, 1, 2, 4, 8, 16]
-    assert [list(layers) for layers in layer_groups(1)] == [[0]]
+def test_groups_grow_and_hold_every_part_once() -> None:
+    assert [list(parts) for parts in part_groups(5)] == [[0], [1], [2, 3], [4]]
+    assert [len(parts) for parts in part_groups(32)] == [1, 1, 2, 4, 8, 16]
+    assert [list(parts) for parts in part_groups(1)] == [[0]]
+
+
+def test_a_part_is_an_entry_only_if_all_have_one_size() -> None:
+    large, small = KVEntry(2, 16, 16), KVEntry(1, 16, 16)
+    assert count_parts([large] * 3) == 3
+    assert count_parts([large, small, large]) == 1

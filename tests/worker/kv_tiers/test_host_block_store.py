@@ -109,7 +109,7 @@ def test_every_bit_of_a_block_survives(checkpoint: Path, serves: str, dtype: str
     model.allocate_kv(6, BLOCK_SIZE, 64)
     assert model.kv_rows.shape == (6, model.kv_block_bytes(BLOCK_SIZE))
     tier = HostBlockStore(
-        torch.zeros_like(model.kv_rows), model.kv_rows, num_layers=model.plan.num_layers
+        torch.zeros_like(model.kv_rows), model.kv_rows, num_parts=model.plan.num_layers
     )
     model.kv_rows.random_(0, 256)
     before = model.kv_rows.clone()

@@ -63,7 +63,7 @@ def moved(prepare_copies: PrepareCopies) -> tuple[torch.Tensor, torch.Tensor]:
     tier = HostBlockStore(
         host,
         device,
-        num_layers=NUM_LAYERS,
+        num_parts=NUM_LAYERS,
         copy_stream=ImmediateCopyStream(),
         prepare_copies=prepare_copies,
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from taco_kernels.kv_entry import KVEntry
 from taco_kernels.kv_format import KVFormat
-from taco_worker.devices.copy_stream import LayerCopies
+from taco_worker.devices.copy_stream import EntryCopies
 
 # A factor on all stored numbers of an entry, or float32 [num_blocks, block_size, num_heads].
 Scale = float | Tensor
@@ -58,7 +58,7 @@ class KVCache:
             else:
                 self._values.append(self._view(kv_format.dtype, entry.num_heads, entry.value_dim))
             self._scales.append(self._entry_scales(index))
-        self.pending_copies = LayerCopies([])
+        self.pending_copies = EntryCopies([])
 
     @property
     def rows(self) -> Tensor:

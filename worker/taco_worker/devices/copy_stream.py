@@ -52,22 +52,23 @@ class _CudaCopyEvent:
         torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
-class LayerCopies:
-    """Running copies of KV, which complete layer by layer."""
+class EntryCopies:
+    """Running copies of KV, which complete entry by entry."""
 
     def __init__(self, pending_copies: Sequence[tuple[int, CopyEvent]]) -> None:
         """
         Args:
-            pending_copies: the first layer of each group and its event, in the order of the layers.
+            pending_copies: the first KV entry of each group and its event, in the order of the
+                entries.
         """
         self._pending = list(pending_copies)
 
-    def wait_for(self, layer: int) -> None:
-        """Wait for the copies of a layer; call it before its KV is read or written."""
-        while self._pending and self._pending[0][0] <= layer:
+    def wait_for(self, entry: int) -> None:
+        """Wait for the copies of an entry; call it before its KV is read or written."""
+        while self._pending and self._pending[0][0] <= entry:
             self._pending.pop(0)[1].wait()
 
     def wait(self) -> None:
-        """Wait for the copies of all layers."""
+        """Wait for the copies of all entries."""
         while self._pending:
             self._pending.pop(0)[1].wait()

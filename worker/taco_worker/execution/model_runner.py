@@ -11,7 +11,7 @@ from taco_proto.steps import EMPTY, IntArray, StepOutput, StepPlan
 from taco_worker.batch.input_batch import InputBatch, StepRows
 from taco_worker.batch.prompt_logprobs import PromptLogprobRows, find_prompt_logprob_rows
 from taco_worker.batch.step_input import last_of_each, make_input, output_tokens
-from taco_worker.devices.copy_stream import LayerCopies
+from taco_worker.devices.copy_stream import EntryCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.execution.decode_steps import DecodeSteps
 from taco_worker.execution.forced_outputs import ForcedOutputs, find_forced_outputs
@@ -122,7 +122,7 @@ class ModelRunner:
             self._matchers.apply(plan)
         if self._processors is not None:
             self._processors.apply(plan)
-        pending_copies = LayerCopies([])
+        pending_copies = EntryCopies([])
         if plan.copies is not None:
             pending_copies = self._host_store.copy(plan.copies)
             self._model.set_pending_copies(pending_copies)

@@ -1,6 +1,6 @@
 """Copies KV blocks between a device and its host tier.
 
-A step's copies are prepared once and run once for each group of layers.
+A step's copies are prepared once and run once for each group of entries.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PrepareCopies = Callable[[BlockCopies], CopyPart]
 
 
 def choose_block_copier(transfers: Transfers, part_bytes: int) -> PrepareCopies:
-    """The Triton kernel on a GPU, if Triton is installed and a layer's part of a block
-    (`part_bytes`) is whole vectors; otherwise one copy per block.
+    """The Triton kernel on a GPU, if Triton is installed and a part of a block, of `part_bytes`,
+    is whole vectors; otherwise one copy per block.
     """
     if not transfers.overlaps:
         return copy_each

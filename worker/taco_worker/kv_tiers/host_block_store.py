@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
+from taco_kernels.kv_entry import KVEntry
 from taco_proto.steps import BlockCopies, IntArray
 from taco_worker.batch.input_batch import PlanError
-from taco_worker.devices.copy_stream import CopyEvent, CopyStream, LayerCopies
+from taco_worker.devices.copy_stream import CopyEvent, CopyStream, EntryCopies
 from taco_worker.kv_tiers.block_copies import CopyPart, PrepareCopies, copy_each
 
 
 class HostBlockStore:
     """Host blocks; each holds one device block's KV of all layers.
 
-    On a GPU the copies overlap with the computation, a few layers at a time: the first layer runs
+    On a GPU the copies overlap with the computation, a few entries at a time: the first layer runs
     while the last layers' KV is still being copied. On a CPU `copy` blocks until it is done. One
     thread copies at the full bandwidth of a core; computing a block's tokens takes hundreds of
     times as long.
@@ -28,23 +31,24 @@ class HostBlockStore:
         rows: Tensor,
         device_rows: Tensor,
         *,
-        num_layers: int,
+        num_parts: int,
         copy_stream: CopyStream | None = None,
         is_lazy: bool = True,
         prepare_copies: PrepareCopies = copy_each,
     ) -> None:
         """
         Args:
-            device_rows: uint8 [number of device blocks, bytes of a block], layer after layer.
+            device_rows: uint8 [number of device blocks, bytes of a block], entry after entry.
+            num_parts: equal parts of a block; see `count_parts`.
             copy_stream: the stream of the copies; None: `copy` makes them at once.
-            is_lazy: copy layer by layer, not all layers of a block in one copy.
+            is_lazy: copy part by part, not a whole block in one copy.
             prepare_copies: the copy implementation; see block_copies.
         """
         self.rows = rows
         self._device_rows = device_rows
         self._copy_stream = copy_stream
-        self._groups = layer_groups(num_layers) if is_lazy else [range(num_layers)]
-        self._layer_bytes = rows.shape[1] // num_layers
+        self._groups = part_groups(num_parts) if is_lazy else [range(num_parts)]
+        self._part_bytes = rows.shape[1] // num_parts
         self._prepare_moves = prepare_copies
 
     @property
@@ -68,8 +72,8 @@ class HostBlockStore:
             if np.unique(targets).size != targets.size:
                 raise PlanError(f"two blocks are {what} to the same one")
 
-    def copy(self, copies: BlockCopies) -> LayerCopies:
-        """Start a step's copies, which `check` has accepted. In each layer all offloads precede all
+    def copy(self, copies: BlockCopies) -> EntryCopies:
+        """Start a step's copies, which `check` has accepted. In each part all offloads precede all
         loads.
 
         Returns:
@@ -78,29 +82,34 @@ class HostBlockStore:
         copy_part = self._prepare_moves(copies)
         if self._copy_stream is None:
             copy_part(self._device_rows, self.rows)
-            return LayerCopies([])
+            return EntryCopies([])
         self._copy_stream.wait_for_compute()
-        return LayerCopies(
+        return EntryCopies(
             [
-                (layers.start, self._put(self._copy_stream, copy_part, layers))
-                for layers in self._groups
+                (parts.start, self._put(self._copy_stream, copy_part, parts))
+                for parts in self._groups
             ]
         )
 
-    def _put(self, copy_stream: CopyStream, copy_part: CopyPart, layers: range) -> CopyEvent:
-        part = slice(layers.start * self._layer_bytes, layers.stop * self._layer_bytes)
+    def _put(self, copy_stream: CopyStream, copy_part: CopyPart, parts: range) -> CopyEvent:
+        part = slice(parts.start * self._part_bytes, parts.stop * self._part_bytes)
         return copy_stream.put(lambda: copy_part(self._device_rows[:, part], self.rows[:, part]))
 
 
-def layer_groups(num_layers: int) -> list[range]:
-    """Layers that are copied together: 1, 1, 2, 4 and so on.
+def count_parts(entries: Sequence[KVEntry]) -> int:
+    """Equal parts of a block such that part i is entry i; 1, the whole block, if sizes differ."""
+    return len(entries) if len(set(entries)) == 1 else 1
+
+
+def part_groups(num_parts: int) -> list[range]:
+    """Parts that are copied together: 1, 1, 2, 4 and so on.
 
     The first layer waits for little, and each group is copied while as many layers compute. Few
     copies remain; each costs the host some microseconds.
     """
     groups, start = [], 0
-    while start < num_layers:
-        stop = min(max(2 * start, 1), num_layers)
+    while start < num_parts:
+        stop = min(max(2 * start, 1), num_parts)
         groups.append(range(start, stop))
         start = stop
     return groups

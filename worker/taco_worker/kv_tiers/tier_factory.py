@@ -19,7 +19,7 @@ from taco_worker.devices.transfers import Transfers
 from taco_worker.kv_tiers.block_copies import choose_block_copier
 from taco_worker.kv_tiers.disk_block_store import DiskBlockStore
 from taco_worker.kv_tiers.fingerprint import fingerprint
-from taco_worker.kv_tiers.host_block_store import HostBlockStore
+from taco_worker.kv_tiers.host_block_store import HostBlockStore, count_parts
 from taco_worker.kv_tiers.store_directory import StoreDirectory
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_files import CheckpointFiles
@@ -80,13 +80,14 @@ def make_host_block_store(
             _pin(memory)
     except MemoryError as error:
         raise ValueError(f"no memory for the host tier: {error}") from error
+    num_parts = count_parts(model.plan.kv_entries)
     return HostBlockStore(
         memory,
         rows,
-        num_layers=model.plan.num_layers,
+        num_parts=num_parts,
         copy_stream=CudaCopyStream(transfers.device) if transfers.overlaps else None,
         is_lazy=config.lazy_loads,
-        prepare_copies=choose_block_copier(transfers, rows.shape[1] // model.plan.num_layers),
+        prepare_copies=choose_block_copier(transfers, rows.shape[1] // num_parts),
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from taco_kernels.kv_format import KVFormat
 from taco_kernels.native.decode_rows import DecodeRows
 from taco_proto.steps import IntArray
-from taco_worker.devices.copy_stream import LayerCopies
+from taco_worker.devices.copy_stream import EntryCopies
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.weight_sink import WeightSink
@@ -168,13 +168,13 @@ class StepModel(Protocol):
 
     @property
     def kv_rows(self) -> Tensor:
-        """The allocated blocks: uint8 [num_blocks, bytes of a block], a view. A row holds layer
-        after layer, all of one size."""
+        """The allocated blocks: uint8 [num_blocks, bytes of a block], a view. A row holds entry
+        after entry."""
         ...
 
-    def set_pending_copies(self, pending_copies: LayerCopies) -> None:
-        """Register running copies to KV blocks: each layer waits for its copies before it reads or
-        writes KV."""
+    def set_pending_copies(self, pending_copies: EntryCopies) -> None:
+        """Register running copies to KV blocks: each layer waits for its entry's copies before it
+        reads or writes KV."""
         ...
 
     def forward(self, inputs: ModelInput) -> Tensor:

@@ -18,7 +18,7 @@ from taco_proto.steps import IntArray
 from taco_worker.backends.cpu.assembly import Assembly
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
 from taco_worker.backends.cpu.tree_paths import SlotArray, TreePaths, cut_into_paths
-from taco_worker.devices.copy_stream import LayerCopies
+from taco_worker.devices.copy_stream import EntryCopies
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import (
     ModelInput,
@@ -106,7 +106,7 @@ class CpuModel:
     def kv_rows(self) -> Tensor:
         return self._ready().cache.memory[: self._num_blocks]
 
-    def set_pending_copies(self, pending_copies: LayerCopies) -> None:
+    def set_pending_copies(self, pending_copies: EntryCopies) -> None:
         pending_copies.wait()
 
     def forward(self, inputs: ModelInput) -> Tensor:

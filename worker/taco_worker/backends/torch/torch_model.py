@@ -14,7 +14,7 @@ from taco_worker.attention.tree_masks import TreeMasks, tree_masks
 from taco_worker.backends.torch.cuda_graphs import CudaGraphs
 from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.backends.torch.plan_weights import NetworkSink
-from taco_worker.devices.copy_stream import LayerCopies
+from taco_worker.devices.copy_stream import EntryCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import (
@@ -93,7 +93,7 @@ class TorchModel:
     def kv_rows(self) -> Tensor:
         return self._cache().rows
 
-    def set_pending_copies(self, pending_copies: LayerCopies) -> None:
+    def set_pending_copies(self, pending_copies: EntryCopies) -> None:
         self._cache().pending_copies = pending_copies
 
     def forward(self, inputs: ModelInput) -> Tensor:
