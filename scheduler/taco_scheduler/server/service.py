@@ -320,6 +320,7 @@ class SchedulerService:
         """Returns the time at which the next turn is due, if nothing happens before."""
         self._commit_outputs()
         self._detach_stalled_workers()
+        self._drafters.remove_stalled(time.monotonic(), self.config.step_timeout)
         self._drafters.ask(time.monotonic())
         self._send_plans()
         self._detach_drained_workers()  # planning may find that nothing is left to do

@@ -22,6 +22,9 @@ logger = logging.getLogger("taco.scheduler")
 _PATIENCE = 3.0
 _MIN_PATIENCE_SECONDS = 0.05
 _FIRST_PATIENCE_SECONDS = 1.0
+# A draft worker whose reply takes this many times as long as usual, and longer than a step may
+# take, hangs.
+_STALL_FACTOR = 10.0
 
 
 @dataclass(slots=True)
@@ -48,8 +51,11 @@ class NoDraftClient:
 
     is_drafting = False
 
-    def forget(self, sequence: Sequence) -> None:
+    def stall_deadline(self, step_timeout: float) -> float | None:
         """See `DraftClient`, here and below."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """There is nothing to drop."""
 
     def slots_awaiting_drafts(self) -> BoolArray | None:
         return None
@@ -103,7 +109,7 @@ class DraftClient:
         self._pending: _PendingRequest | None = None
         self._is_waiting = False
         self._num_drafts = self._controller.choose(1)
-        self._last_output_at = 0.0
+        self._last_output_at: float | None = None
         self._chains: dict[int, tuple[int, IntArray]] = {}  # by slot generation: length, drafts
 
     def forget(self, sequence: Sequence) -> None:
@@ -129,7 +135,7 @@ class DraftClient:
             return None
         batch = self._worker.batch
         has_prefilled = batch.num_computed >= batch.num_prefill
-        awaits = self._in_flight() & has_prefilled & (self._limits.wanted(batch) > 0)
+        awaits = self._in_flight() & has_prefilled & self._may_draft()
         if self._is_waiting and self._pending is not None:
             generations = np.array(
                 [generation for generation, _ in self._pending.generations.values()]
@@ -143,8 +149,7 @@ class DraftClient:
         if self._pending is not None or not self._num_drafts:
             return None
         batch, wanted = self._worker.batch, self._limits.wanted(self._worker.batch)
-        may = (wanted > 0) & ~self._in_flight() & (batch.num_tokens == batch.num_computed + 1)
-        may &= batch.num_tokens < self.info.max_model_len
+        may = self._may_draft() & ~self._in_flight() & (batch.num_tokens == batch.num_computed + 1)
         slots = np.flatnonzero(may)
         undrafted = [
             slot
@@ -161,6 +166,17 @@ class DraftClient:
         usual = self._controller.draft_seconds
         patience = _FIRST_PATIENCE_SECONDS if usual is None else _PATIENCE * usual
         return self._pending.sent_at + max(patience, _MIN_PATIENCE_SECONDS)
+
+    def stall_deadline(self, step_timeout: float) -> float | None:
+        """When the draft worker counts as lost unless it replies; None: it owes no reply.
+
+        Args:
+            step_timeout: seconds that every reply may take.
+        """
+        if self._pending is None:
+            return None
+        usual = self._controller.draft_seconds or 0.0
+        return self._pending.sent_at + max(step_timeout, _STALL_FACTOR * usual)
 
     def take(self, reply: DraftReply, now: float) -> None:
         """Take a reply. A late one only counts for the measured draft time."""
@@ -202,9 +218,10 @@ class DraftClient:
 
     def note_step(self, step: InFlightStep, output: StepOutput, now: float) -> None:
         """Record the accepted drafts and the time of a step, and choose the next draft length."""
-        since_last, self._last_output_at = now - self._last_output_at, now
-        if not step.only_decodes or not output.slots.size:
+        last_output_at, self._last_output_at = self._last_output_at, now
+        if last_output_at is None or not step.only_decodes or not output.slots.size:
             return
+        since_last = now - last_output_at
         if self._num_drafts and output.num_drafts.size:
             columns = (output.num_drafts, output.num_tokens - 1)
             for drafts, accepted in zip(*(c.tolist() for c in columns), strict=True):
@@ -230,6 +247,11 @@ class DraftClient:
         batch = self._worker.batch
         is_decoding = (batch.limit > 0) & (batch.num_computed >= batch.num_prefill)
         return max(1, int(np.count_nonzero(is_decoding)))  # all may be cancelled
+
+    def _may_draft(self) -> BoolArray:
+        """Mask of the slots that want drafts and are short enough for the draft model."""
+        batch = self._worker.batch
+        return (self._limits.wanted(batch) > 0) & (batch.num_tokens < self.info.max_model_len)
 
     def _in_flight(self) -> BoolArray:
         return self._worker.in_flight.is_in_flight(self._worker.batch.slot_generation)

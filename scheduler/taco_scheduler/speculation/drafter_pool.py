@@ -78,6 +78,14 @@ class DrafterPool:
         for link in [link for link, assigned in self._assigned.items() if assigned is replica]:
             self.remove(link, "its worker is gone")
 
+    def remove_stalled(self, now: float, step_timeout: float) -> None:
+        """Remove draft workers that hang: they send heartbeats, but no reply."""
+        for link, speculation in list(self._assigned.items()):
+            if speculation is not None:
+                deadline = speculation.client.stall_deadline(step_timeout)
+                if deadline is not None and now >= deadline:
+                    self.remove(link, "its drafts take far longer than any before")
+
     def ask(self, now: float) -> None:
         """Send the requests that are due. To be called before plans are made: a sequence whose
         drafts are requested does not run until they come.

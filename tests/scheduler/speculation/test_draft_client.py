@@ -131,6 +131,21 @@ def test_a_late_reply_is_not_waited_for() -> None:
     assert driver.got.tokens[1, 0] == expected(driver, 24)
 
 
+def test_a_reply_that_stays_out_is_a_stall_after_the_step_timeout() -> None:
+    driver = make_asked()
+    client = driver.speculation.client
+    assert client.stall_deadline(120.0) == driver.now + 120.0
+    driver.reply()
+    assert client.stall_deadline(120.0) is None
+
+
+def test_slow_replies_are_no_stall_where_replies_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = make_asked()
+    controller = draft_length_controller.DraftLengthController
+    monkeypatch.setattr(controller, "draft_seconds", 30.0)
+    assert driver.speculation.client.stall_deadline(120.0) == driver.now + 300.0
+
+
 def test_a_lost_draft_worker_delays_no_sequence() -> None:
     driver = make_asked()
     driver.lose_drafter()
@@ -191,6 +206,32 @@ def test_sequences_beyond_the_draft_models_length_go_on_without() -> None:
     assert driver.got.tokens[1, 0] == expected(driver, 30)
     lengths = [n for p in driver.plans if p.drafts is not None for n in p.drafts.num_tokens]
     assert max(lengths) < 12
+
+
+def test_sequences_beyond_the_draft_models_length_run_ahead() -> None:
+    driver = make_drafted(FakeDrafter(max_model_len=len(PROMPT)))
+    assert driver.plan()
+    assert driver.plan(), "no drafts follow the token that is on its way"
+
+
+def test_the_time_before_a_draft_worker_came_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_length_controller, "_PLAIN_STEPS", 3)
+    driver = make_driver()
+    driver.now = 864_000.0
+    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
+    for _ in range(2):
+        driver.step()
+    plain_seconds: list[float] = []
+    monkeypatch.setattr(
+        draft_length_controller.DraftLengthController,
+        "note_plain_step",
+        lambda self, num_sequences, num_tokens, seconds: plain_seconds.append(seconds),
+    )
+    driver.attach_drafter()
+    for _ in range(4):
+        driver.step()
+    assert plain_seconds
+    assert max(plain_seconds) < 60.0
 
 
 def test_with_many_requests_no_drafts_are_requested() -> None:

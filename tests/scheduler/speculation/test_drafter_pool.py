@@ -11,6 +11,7 @@ from taco_proto.drafts import DrafterInfo, DraftRequest
 from taco_scheduler.admission.validation import InvalidWorkerError, WorkerRejectedError
 from taco_scheduler.core.engine import Engine
 from taco_scheduler.core.replica import Replica
+from taco_scheduler.speculation.draft_client import DraftClient
 from taco_scheduler.speculation.drafter_pool import DrafterPool
 from taco_scheduler.speculation.speculation import Speculation
 
@@ -104,3 +105,19 @@ def test_a_draft_worker_is_removed_with_its_worker_and_may_connect_again() -> No
     assert not link.reason, "it did nothing wrong"
     pool.attach(Link(), speculations(engine))
     assert drafted_for(engine) == [True]
+
+
+def test_a_draft_worker_that_hangs_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, pool = make_engine(DRAFTING), DrafterPool()
+    link, waiting = Link(), Link()
+    pool.attach(link, speculations(engine))
+    monkeypatch.setattr(DraftClient, "stall_deadline", lambda self, timeout: 100.0 + timeout)
+    pool.remove_stalled(219.0, 120.0)
+    assert not link.is_closed
+    pool.remove_stalled(220.0, 120.0)
+    assert link.is_closed
+    assert not link.reason, "it may connect again"
+    assert drafted_for(engine) == [False]
+    pool.attach(waiting, ())
+    pool.remove_stalled(220.0, 120.0)
+    assert pool.links == [waiting], "without a worker it owes nothing"
