@@ -1,4 +1,4 @@
-"""Rebalancing: an idle replica takes waiting requests from the busiest one."""
+"""Rebalancing: an idle replica takes waiting requests from the busiest one that has some for it."""
 
 from taco_proto.registry import DECODE_TOKENS
 from taco_scheduler.admission.validation import length_limit
@@ -9,7 +9,7 @@ from taco_scheduler.state.sequence import Request, Sequence
 # Seconds between two searches for work.
 REBALANCE_SECONDS = 0.05
 
-# Waiting sequences that one search examines at most.
+# Waiting sequences of a replica that one search examines at most.
 MAX_EXAMINED = 128
 
 
@@ -29,14 +29,18 @@ class Rebalancer:
         """Move requests to a replica if it has spare capacity and would finish them sooner."""
         if len(self._replicas) < 2 or now < self._next_search_at or not idle.has_spare_capacity:
             return
-        busy = max(self._replicas, key=lambda replica: replica.queued_load)
-        if not busy.waiting.num_sequences:
+        others = [
+            each for each in self._replicas if each.waiting.num_sequences and each is not idle
+        ]
+        if not others:
             return
         self._next_search_at = now + REBALANCE_SECONDS
-        moved = find_movable(idle, busy)
-        busy.detach(set(moved))
-        for request in moved:
-            idle.attach(request)
+        for busy in sorted(others, key=lambda replica: replica.queued_load, reverse=True):
+            if moved := find_movable(idle, busy):
+                busy.detach(set(moved))
+                for request in moved:
+                    idle.attach(request)
+                return
 
 
 def find_movable(idle: Replica, busy: Replica) -> list[Request]:

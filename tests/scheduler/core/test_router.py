@@ -208,6 +208,22 @@ def test_a_replica_with_spare_capacity_steals_work() -> None:
     assert sum(reason is FinishReason.LENGTH for reason in d.got.reasons.values()) == 4
 
 
+def test_work_comes_from_the_busiest_worker_that_has_some() -> None:
+    small, large = (
+        worker_info(name=name, max_num_seqs=1, max_model_len=length, num_blocks=256)
+        for name, length in (("small", 64), ("large", 256))
+    )
+    d = make_driver(small)
+    crowd(d, 12)
+    b = d.attach(large)
+    for handle in range(100, 140):
+        d.submit(handle, [handle - 99] * 9, max_tokens=200, ignore_eos=True)
+    assert num_waiting(b) > num_waiting(d.peers[0])
+    idle = d.attach(worker_info(name="idle", max_num_seqs=1, max_model_len=64, num_blocks=256))
+    d.plan(idle)
+    assert idle.replica.num_running == 1, "no request of the busiest worker fits"
+
+
 def test_a_request_without_gain_stays_with_its_prefix() -> None:
     d = make_driver(worker_info(num_blocks=256), worker_info(num_blocks=256))
     d.submit(0, PREFIX, max_tokens=1)
