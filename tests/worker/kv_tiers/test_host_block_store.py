@@ -200,3 +200,15 @@ def test_the_kv_cache_leaves_memory_for_the_host_tier(
     assert make_worker(checkpoint, num_blocks=None, host_kv_bytes=2**20).info.num_blocks > 32
     with pytest.raises(ConfigurationError, match=r"of the 0\.0 MiB that are available"):
         make_worker(checkpoint, num_blocks=None, host_kv_bytes=2**24 - 2**12)
+
+
+def test_local_workers_share_the_memory(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("memory.kv_sizing", "kv_tiers.tier_factory"):
+        monkeypatch.setattr(f"taco_worker.{module}.available_cpu_memory", lambda: 2**22)
+    options: dict[str, Any] = {"num_blocks": None, "max_num_seqs": 64, "host_kv_bytes": 0}
+    alone, shared = (
+        make_worker(checkpoint, **options, num_local_workers=count) for count in (1, 4)
+    )
+    block_bytes = alone._model.kv_block_bytes(BLOCK_SIZE)
+    assert alone.info.num_blocks == 2**21 // block_bytes
+    assert shared.info.num_blocks == 2**19 // block_bytes

@@ -89,15 +89,15 @@ def _num_blocks(
             available = torch.cuda.mem_get_info(transfers.device)[0]
             return _checked(config.num_blocks, block_bytes, available)
         return _measured(config, model, transfers, drafter, max_model_len, block_bytes)
-    available = max(0, available_cpu_memory() - config.host_kv_bytes)
+    available = available_cpu_memory()
     if config.num_blocks is not None:
-        return _checked(config.num_blocks, block_bytes, available)
+        return _checked(config.num_blocks, block_bytes, max(0, available - config.host_kv_bytes))
     return num_cpu_blocks(
         block_bytes,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
-        available_bytes=available,
+        available_bytes=max(0, available // config.num_local_workers - config.host_kv_bytes),
     )
 
 
