@@ -22,6 +22,8 @@ from taco_proto.structured_outputs import BACKENDS
 
 LOGGER = logging.getLogger("taco.llm")
 
+LORA = "LoRA adapters are not supported: merge the adapter into the checkpoint"
+
 Table = TypeVar("Table")
 
 
@@ -81,7 +83,6 @@ def _json_or_text(text: str) -> Any:
 
 _TOKENIZER_POOL = "The gateway always tokenizes prompts in threads."
 _REMOTE_CODE = "Code inside a checkpoint is never run; TACO has recipes and converts tokenizers."
-_LORA = "LoRA adapters are not supported: merge the adapter into the checkpoint"
 _ONLY_TEXT = "models generate text; embeddings and scores are not supported"
 _PROMPT_ADAPTERS = "prompt adapters are not supported"
 _TRACES = "OpenTelemetry traces are not supported"
@@ -161,7 +162,7 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
         "a draft model runs whole on one worker", parse=int, neutral=(1,), short="-spec-draft-tp"
     ),
     "data_parallel_size": _rejected(
-        "only taco_llm serve starts several workers", parse=int, neutral=(1,)
+        "only taco_llm serve starts several workers", parse=int, neutral=(1,), short="-dp"
     ),
     "distributed_executor_backend": _rejected(
         "only taco_llm serve starts workers on Ray", neutral=("mp",)
@@ -192,16 +193,16 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "task": _rejected(_ONLY_TEXT, neutral=("auto", "generate")),
     "runner": _rejected(_ONLY_TEXT, neutral=("auto", "generate")),
     "enable_sleep_mode": _rejected("a worker keeps its weights while it runs", is_switch=True),
-    "enable_lora": _rejected(_LORA, is_switch=True),
-    "lora_modules": _rejected(_LORA, takes_several=True),
-    "max_loras": _rejected(_LORA, parse=int, neutral=(1,)),
-    "max_lora_rank": _rejected(_LORA, parse=int, neutral=(16,)),
-    "max_cpu_loras": _rejected(_LORA, parse=int),
-    "lora_extra_vocab_size": _rejected(_LORA, parse=int, neutral=(256,)),
-    "lora_dtype": _rejected(_LORA, neutral=("auto",)),
-    "long_lora_scaling_factors": _rejected(_LORA),
-    "fully_sharded_loras": _rejected(_LORA, is_switch=True),
-    "qlora_adapter_name_or_path": _rejected(_LORA),
+    "enable_lora": _rejected(LORA, is_switch=True),
+    "lora_modules": _rejected(LORA, takes_several=True),
+    "max_loras": _rejected(LORA, parse=int, neutral=(1,)),
+    "max_lora_rank": _rejected(LORA, parse=int, neutral=(16,)),
+    "max_cpu_loras": _rejected(LORA, parse=int),
+    "lora_extra_vocab_size": _rejected(LORA, parse=int, neutral=(256,)),
+    "lora_dtype": _rejected(LORA, neutral=("auto",)),
+    "long_lora_scaling_factors": _rejected(LORA),
+    "fully_sharded_loras": _rejected(LORA, is_switch=True),
+    "qlora_adapter_name_or_path": _rejected(LORA),
     "enable_prompt_adapter": _rejected(_PROMPT_ADAPTERS, is_switch=True),
     "prompt_adapters": _rejected(_PROMPT_ADAPTERS, takes_several=True),
     "max_prompt_adapters": _rejected(_PROMPT_ADAPTERS, parse=int, neutral=(1,)),

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from taco_demo.locate import find_model
+from taco_llm.args.compatibility import LORA
 from taco_proto.errors import ConfigurationError
 from taco_worker.quant.gguf.checkpoint import is_gguf, only_model
 from taco_worker.quant.gguf.model_directory import model_directory
@@ -53,7 +54,7 @@ def locate_model(
     file = _gguf_file(directory, needed, load_format)
     if file is None and (match := _HUB_GGUF.fullmatch(name)) and not directory.exists():
         repository, kind = match["repository"], match["kind"]
-        if _is_model(Path(repository), needed):
+        if is_model(Path(repository), what):
             raise ConfigurationError(
                 f"{what} {name!r}: {repository} is on this machine, and only a repository of the "
                 f"hub takes a kind: leave out ':{kind}', or give the path of a .gguf file"
@@ -69,6 +70,8 @@ def locate_model(
     bundled = find_model(name)
     if bundled is not None:
         return str(bundled)
+    if what == "model" and (directory / "adapter_config.json").is_file():
+        raise ConfigurationError(f"model path {name!r} is a LoRA adapter, not a model; {LORA}")
     if directory.is_dir():
         raise ConfigurationError(f"{what} path {name!r} contains no {needed[0]}")
     if directory.exists():
@@ -85,6 +88,12 @@ def locate_model(
     return name
 
 
+def is_model(path: Path, what: str = "model") -> bool:
+    """Whether a path is a file, or a directory with a model (or tokenizer) of any kind."""
+    has_needed = any((path / file).is_file() for file in _NEEDED_FILES[what])
+    return path.is_file() or has_needed or next(path.glob("*.gguf"), None) is not None
+
+
 def _gguf_file(path: Path, needed: tuple[str, ...], load_format: str) -> Path | None:
     """The file of a model in GGUF at `path`; None: there is another kind of model, or nothing."""
     if is_gguf(path) and path.is_file():
@@ -96,12 +105,6 @@ def _gguf_file(path: Path, needed: tuple[str, ...], load_format: str) -> Path | 
         return only_model(path)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-
-
-def _is_model(path: Path, needed: tuple[str, ...]) -> bool:
-    """Whether a path is a file, or a directory with a model of any kind."""
-    has_needed = any((path / file).is_file() for file in needed)
-    return path.is_file() or has_needed or next(path.glob("*.gguf"), None) is not None
 
 
 def _download(repository: str, kind: str, revision: str | None, download_dir: str | None) -> Path:

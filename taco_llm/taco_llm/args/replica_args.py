@@ -25,6 +25,7 @@ class ReplicaArgs:
         default=1,
         parse=int,
         metavar="WORKERS",
+        short="-dp",
     )
     distributed_executor_backend: str = flag(
         "Where workers run: mp starts processes on this machine; ray starts actors on the Ray "

@@ -223,6 +223,8 @@ def test_short_forms() -> None:
     argv = ["-tp", "1", "-pp=1", "-spec-draft-tp", "None", "-q", "int8"]
     assert parse("serve", "m", *argv) == {"model": "m", "quantization": "int8"}
     assert parse("serve", "m", "-q", "None") == {"model": "m"}
+    assert parse("serve", "m", "-dp", "2") == {"model": "m", "data_parallel_size": 2}
+    assert parse("worker", "m", "-dp", "1") == {"model": "m"}
 
 
 def test_a_switch_takes_true_and_false_and_nothing_else() -> None:

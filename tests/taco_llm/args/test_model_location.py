@@ -1,4 +1,4 @@
-"""The MODEL argument for models in GGUF: a file, a directory, or files of a hub repository."""
+"""The MODEL argument for models in GGUF (file, directory, files of a hub repository), and LoRA."""
 
 from __future__ import annotations
 
@@ -130,3 +130,15 @@ def test_repository_and_kind(fetched: list[str], tmp_path: Path) -> None:
 def test_kind_that_a_repository_lacks(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
         locate_model(name, download_dir=str(tmp_path / "downloads"))
+
+
+def test_lora_adapter(tmp_path: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).touch()
+    line = "is a LoRA adapter, not a model; LoRA adapters are not supported: merge the adapter into"
+    with pytest.raises(ConfigurationError, match=line):
+        locate_model(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"contains no tokenizer\.json"):
+        locate_model(str(tmp_path), "tokenizer")
+    (tmp_path / "config.json").write_text("{}")  # as of merged weights beside their adapter
+    assert locate_model(str(tmp_path)) == str(tmp_path)
