@@ -14,6 +14,7 @@ from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_llm.args.engine_args import EngineArgs
+from taco_llm.argument_checks import check_type, is_list
 from taco_llm.local_client import LocalClient
 from taco_llm.outputs import CompletionOutput, PromptText, RequestOutput
 from taco_llm.prompts import PromptInputs
@@ -169,6 +170,8 @@ class AsyncLLMEngine:
         text_engine = await self._started()
         if params is None:
             params = text_engine.sampling_params({})
+        check_type("sampling_params", params, SamplingParams)
+        check_type("priority", priority, int)
         text, token_ids = _parse_prompt(prompt)
         if text is not None:
             token_ids = await text_engine.encode(text)
@@ -272,7 +275,7 @@ def _parse_prompt(prompt: Any) -> tuple[str | None, Sequence[int]]:
             )
         if len(given) == 1:
             return _parse_prompt(next(iter(given.values())))
-    elif isinstance(prompt, Sequence):
+    elif is_list(prompt):
         return None, prompt
     raise InvalidParameterError(
         "a prompt must be a text, a list of token ids, or a mapping with either prompt or "

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,8 +11,10 @@ from tqdm import tqdm
 
 from taco_gateway.text.tokenizer.loading import from_transformers, load_transformers_tokenizer
 from taco_llm.args.engine_args import EngineArgs
+from taco_llm.argument_checks import NOT_LISTS, check_type, is_list
 from taco_llm.async_engine import AsyncLLMEngine
 from taco_llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from taco_llm.conversations import Message, checked_conversations
 from taco_llm.guided_options import GuidedDecodingRequest, LLMGuidedOptions, guided_request
 from taco_llm.loop_thread import LoopThread
 from taco_llm.outputs import RequestOutput
@@ -22,8 +24,6 @@ from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -163,7 +163,7 @@ class LLM:
         """Answers one conversation or a list of them. The outputs have the same order.
 
         Args:
-            messages: mappings with `role` and `content`.
+            messages: mappings with `role` and `content`, which only the assistant's may lack.
             lora_request: must be None, since LoRA adapters are not supported.
             chat_template: a Jinja template; None means the model's template.
             add_generation_prompt: end the prompt at the start of the assistant's answer.
@@ -185,10 +185,9 @@ class LLM:
                 "chat_template_content_format must be auto, string or openai",
                 "chat_template_content_format",
             )
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = self._loop.call(
             self._encode_chats(
-                conversations,  # type: ignore[arg-type]
+                checked_conversations(messages),
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -271,19 +270,14 @@ class LLM:
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        if isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params] * len(prompts)
+        each = sampling_params if is_list(sampling_params) else [sampling_params] * len(prompts)
         if priority is None:
             priority = [0] * len(prompts)
-        for name, given in (("sampling_params", sampling_params), ("priority", priority)):
-            if len(given) != len(prompts):
-                raise ValueError(
-                    f"{name} must have one entry per prompt: got {len(given)} for {len(prompts)} "
-                    "prompts"
-                )
+        _check_one_each("sampling_params", each, SamplingParams, len(prompts))
+        _check_one_each("priority", priority, int, len(prompts))
         if guided is not None:
-            sampling_params = [guided.constrain(params) for params in sampling_params]
-        seeded = [self._with_seed(params) for params in sampling_params]
+            each = [guided.constrain(params) for params in each]
+        seeded = [self._with_seed(params) for params in each]
         with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm) as progress:
             return self._loop.call(self._generate_all(prompts, seeded, priority, progress))
 
@@ -333,12 +327,29 @@ class LLM:
 
 def _as_list(prompts: Any) -> list[PromptInputs]:
     """The prompts as a list. A list of integers is one prompt of token ids."""
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, NOT_LISTS) or not isinstance(prompts, Iterable):
         return [prompts]
     prompts = list(prompts)
     if prompts and all(isinstance(token_id, int) for token_id in prompts):
         return [prompts]
     return prompts
+
+
+def _check_one_each(name: str, given: object, expected: type, num_prompts: int) -> None:
+    """Checks a list with one entry per prompt.
+
+    Raises:
+        InvalidParameterError: it is no list, or has an entry of another type than `expected`.
+        ValueError: it has another length.
+    """
+    if not is_list(given):
+        raise InvalidParameterError(f"{name} must be a list, got {given!r:.80}", name)
+    if len(given) != num_prompts:
+        raise ValueError(
+            f"{name} must have one entry per prompt: got {len(given)} for {num_prompts} prompts"
+        )
+    for entry in given:
+        check_type(name, entry, expected)
 
 
 def _reject_unless_none(**arguments: object) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from taco_llm.args.compatibility import takes_compatibility_arguments
 from taco_llm.args.device_args import GPU_ONLY, DeviceArgs
@@ -338,6 +338,13 @@ class EngineArgs(DeviceArgs):
             raise ConfigurationError(
                 "tokenizer and skip_tokenizer_init contradict each other: give one of them"
             )
+
+    def with_updates(self, **changes: Any) -> Self:
+        """A copy with other values of some arguments, which then count as given.
+
+        `dataclasses.replace` would count all arguments as given.
+        """
+        return type(self)(**{**{name: getattr(self, name) for name in self.given}, **changes})
 
     def model_config(self) -> ModelConfig:
         """The model's configuration, the same for gateway and worker.

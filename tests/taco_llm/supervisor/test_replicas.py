@@ -142,7 +142,16 @@ def test_command_lines_reproduce_the_arguments(tmp_path: Path) -> None:
         seed=7,
         license="off",
     )
-    for engine in (plain, busy):
+    # A size or a GPU option that is given means more than the default, which has the same value.
+    explicit = EngineArgs(
+        model="demo",
+        enable_prefix_cache_offload=True,
+        cpu_prefill_memory_utilization=0.3,
+        gpu_memory_utilization=0.9,
+        enforce_eager=False,
+        license="off",
+    )
+    for engine in (plain, busy, explicit):
         argv = worker_command(engine, "host:1", "worker-3")
         assert worker_config_of(argv) == engine.worker_config("host:1", "worker-3")
         assert draft_worker_command(engine, "host:1", "drafter-3") is None
@@ -160,24 +169,87 @@ def test_command_lines_reproduce_the_arguments(tmp_path: Path) -> None:
     assert replace(config, model=model) == expected
 
 
+def test_ray_keeps_which_arguments_are_given() -> None:
+    from taco_llm.supervisor.ray_replicas.replicas import ray_replicas
+
+    plain: dict[str, Any] = {"model": "demo", "enable_prefix_cache_offload": True, "num_threads": 1}
+    explicit = {**plain, "cpu_prefill_memory_utilization": 0.3}
+    for arguments, may_shrink in ((plain, True), (explicit, False)):
+        workers: list[Any] = ray_replicas(EngineArgs(**arguments), "h:1", 2, ON_CPUS)
+        configs = [worker_config_of(worker._argv) for worker in workers]
+        assert [config.host_kv_may_shrink for config in configs] == [may_shrink] * 2
+        assert [config.given_gpu_options for config in configs] == [()] * 2
+
+
 def test_command_lines_contain_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bundled models and hub ids are found by name on each machine; directories by their path."""
+    """Bundled models and hub ids are found by name on each machine; files by their path."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    argv = worker_command(
-        EngineArgs(model="model", download_dir="hub", lookahead_cache_config_dir="."), "h:1", "w"
+    engine = EngineArgs(
+        model="model",
+        download_dir="hub",
+        lookahead_cache_config_dir=".",
+        quantization_param_path="scales.json",
     )
+    argv = worker_command(engine, "h:1", "w")
     for flag in (
         *(f"--model={model}", f"--download-dir={tmp_path / 'hub'}", "--served-model-name=model"),
         f"--lookahead-cache-config-dir={tmp_path}",
+        f"--quantization-param-path={tmp_path / 'scales.json'}",
     ):
         assert flag in argv
     assert "--model=demo" in worker_command(EngineArgs(model="demo"), "h:1", "w")
     assert "--model=org/name" in worker_command(EngineArgs(model="org/name"), "h:1", "w")
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "a-GGUF"])
+def test_a_model_in_gguf_has_an_absolute_path(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of the directory that this machine makes of it, nor of a link's target."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-GGUF").mkdir()
+    for file in ("blob", "a-GGUF/a.gguf"):
+        (tmp_path / file).touch()
+    (tmp_path / "a.gguf").symlink_to("blob")
+    assert f"--model={tmp_path / name}" in worker_command(EngineArgs(model=name), "h:1", "w")
+
+
+def test_files_of_the_hub_are_not_downloaded_for_a_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def download(*_: object) -> None:
+        raise AssertionError("downloaded")
+
+    monkeypatch.setattr("taco_worker.models.gguf_download.download_gguf", download)
+    argv = worker_command(EngineArgs(model="org/a-GGUF:Q4_K_M", revision="v2"), "h:1", "w")
+    assert {"--model=org/a-GGUF:Q4_K_M", "--revision=v2"} <= set(argv)
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("a.tensors", "{here}/a.tensors"),
+        ("file://a.tensors", "{here}/a.tensors"),
+        ("/models/a.tensors", "/models/a.tensors"),
+        ("s3://bucket/a.tensors", "s3://bucket/a.tensors"),
+        (3, 3),  # which the worker rejects
+    ],
+)
+def test_the_file_of_tensorizer_has_an_absolute_path(
+    uri: object, expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {"load_format": "tensorizer"}
+    engine = EngineArgs(model="demo", model_loader_extra_config={"tensorizer_uri": uri}, **options)
+    config = worker_config_of(worker_command(engine, "h:1", "w")).model.model_loader_extra_config
+    if isinstance(expected, str):
+        expected = expected.format(here=tmp_path)
+    assert config == {"tensorizer_uri": expected}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -40,7 +39,7 @@ def ray_replicas(
     Raises:
         ConfigurationError: a model cannot be found, or the device cannot be requested from Ray.
     """
-    engine = replace(engine, device=_device(engine, cluster))
+    engine = engine.with_updates(device=_device(engine, cluster))
     on_cpus = {"num_cpus": engine.num_threads or 1}
     on_gpu = {**on_cpus, "num_gpus": 1}
     resources = on_cpus if engine.device == "cpu" else on_gpu
@@ -48,7 +47,7 @@ def ray_replicas(
     for index in range(count):
         name = f"worker-{index}"
         # Each worker needs its own license seat. Several may run on one node, which knows its id.
-        own = replace(engine, license_index=index) if count > 1 else engine
+        own = engine.with_updates(license_index=index) if count > 1 else engine
         argv = worker_command(own, scheduler, name)
         replicas.append(RayService(WORKER, name, argv + tls_flags(tls), resources, log))
     for index in range(count):
