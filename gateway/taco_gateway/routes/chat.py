@@ -64,7 +64,8 @@ async def _generate(
     )
     wish = chat.wish
     end_ids = gateway.engine.model_info().eos_token_ids
-    rules = gateway.formats.rules(prompt_token_ids, wish, end_ids)
+    continued = chat.messages[-1].text if chat.continue_final_message else None
+    rules = gateway.formats.rules(prompt_token_ids, wish, end_ids, continued=continued)
     # Where a call is required, the answer has no content that a constraint could hold for.
     if wish.requires_call:
         params = params.with_updates(structured_outputs=None)
@@ -88,6 +89,7 @@ async def _generate(
             max_calls=chat.max_calls,
             skip_special_tokens=params.skip_special_tokens,
             content_is_constrained=wish.has_constraint,
+            continued=continued,
         ),
         client_names=chat.client_names(),
     )

@@ -1,6 +1,7 @@
 """The formats of the served model, and the parser options of its requests."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +29,14 @@ from taco_proto.errors import ConfigurationError, InvalidParameterError
 Format = TypeVar("Format")
 AUTO = "auto"
 _PROMPT_TAIL = 16  # tokens at the end of a prompt that may hold a marker
+
+
+class _Stage(Enum):
+    """Where an answer begins: before, inside or after its reasoning."""
+
+    BEFORE = auto()
+    INSIDE = auto()
+    AFTER = auto()
 
 
 class ResponseFormats:
@@ -90,6 +99,7 @@ class ResponseFormats:
         max_calls: int | None,
         skip_special_tokens: bool,
         content_is_constrained: bool = False,
+        continued: str | None = None,
     ) -> ParserOptions | None:
         """What to look for in the answers of one request; None: they are content only.
 
@@ -98,6 +108,7 @@ class ResponseFormats:
             max_calls: number of calls that end an answer; None: no limit.
             skip_special_tokens: special tokens have no text.
             content_is_constrained: content with markers in it is content.
+            continued: the text of the message that the answers continue; None: they begin one.
         """
         tools = self._tools if schemas else None
         if self._tokenizer is None or (tools is None and self._reasoning is None):
@@ -108,25 +119,31 @@ class ResponseFormats:
             reasoning=self._reasoning,
             tools=tools,
             schemas=schemas,
-            starts_inside_reasoning=self._starts_inside(prompt_end.rstrip()),
+            starts_inside_reasoning=self._stage(prompt_end, continued) is _Stage.INSIDE,
             prompt_end=prompt_end,
             max_calls=max_calls,
             calls_begin_answer=content_is_constrained,
         )
 
     def rules(
-        self, prompt_token_ids: Sequence[int], wish: AnswerWish, end_ids: Collection[int]
+        self,
+        prompt_token_ids: Sequence[int],
+        wish: AnswerWish,
+        end_ids: Collection[int],
+        *,
+        continued: str | None = None,
     ) -> AnswerRules | None:
         """What a grammar has to make sure of in the answer of one request; None: nothing.
 
         Args:
             end_ids: tokens that end the answer.
+            continued: as in `options`.
 
         Raises:
             InvalidParameterError: the server's formats cannot serve the request.
         """
         calls = self._call_rules(wish)
-        reasoning = self._reasoning_rules(prompt_token_ids, wish)
+        reasoning = self._reasoning_rules(prompt_token_ids, wish, continued)
         limits_reasoning = wish.max_reasoning_tokens is not None
         is_needed = limits_reasoning or (wish.has_constraint and reasoning is not None)
         if self._tokenizer is None or not (is_needed or calls is not None):
@@ -168,7 +185,7 @@ class ResponseFormats:
         return None
 
     def _reasoning_rules(
-        self, prompt_token_ids: Sequence[int], wish: AnswerWish
+        self, prompt_token_ids: Sequence[int], wish: AnswerWish, continued: str | None
     ) -> ReasoningRules | None:
         """None: the answer has no reasoning that a grammar has to allow.
 
@@ -186,12 +203,12 @@ class ResponseFormats:
             return None
         if self._tokenizer is None:
             return None
-        prompt_end = self._prompt_end(self._tokenizer, prompt_token_ids).rstrip()
-        if prompt_end.endswith(form.closes):
+        stage = self._stage(self._prompt_end(self._tokenizer, prompt_token_ids), continued)
+        if stage is _Stage.AFTER:
             return None
         return ReasoningRules(
             format=form,
-            has_begun=self._starts_inside(prompt_end),
+            has_begun=stage is _Stage.INSIDE,
             max_tokens=wish.max_reasoning_tokens,
             end_token_ids=self._end_token_ids(self._tokenizer, form, wish),
         )
@@ -241,11 +258,24 @@ class ResponseFormats:
                 literals += form.literals()
         return literals
 
-    def _starts_inside(self, prompt_end: str) -> bool:
+    def _stage(self, prompt_end: str, continued: str | None) -> _Stage:
+        """Where the answer begins. In a message that it continues, the last marker tells."""
         form = self._reasoning
-        if not isinstance(form, ReasoningFormat) or prompt_end.endswith(form.closes):
-            return False
-        return form.starts_inside or prompt_end.endswith(form.opens)
+        if not isinstance(form, ReasoningFormat):
+            return _Stage.BEFORE
+        if continued is not None:
+            is_open = _last(form.opens, continued) > _last(form.closes, continued)
+            return _Stage.INSIDE if is_open else _Stage.AFTER
+        prompt_end = prompt_end.rstrip()
+        if prompt_end.endswith(form.closes):
+            return _Stage.AFTER
+        is_open = form.starts_inside or prompt_end.endswith(form.opens)
+        return _Stage.INSIDE if is_open else _Stage.BEFORE
+
+
+def _last(markers: Sequence[str], text: str) -> int:
+    """Where the last of the markers begins; -1: there is none."""
+    return max(map(text.rfind, markers), default=-1)
 
 
 def _chosen(
