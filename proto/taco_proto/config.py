@@ -10,8 +10,8 @@ PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 64 * 2**20
 # Seconds that a scheduler takes at most to drain: to end running requests and write the disk tier.
 DRAIN_SECONDS = 30.0
-# Draft tokens of one sequence in one step.
-DEFAULT_SPECULATIVE_TOKENS = 5
+# Draft tokens of one sequence in one step; those of heads are trees.
+DEFAULT_SPECULATIVE_TOKENS, DEFAULT_HEAD_TOKENS = 5, 16
 # Tokens that a grammar forces, of one sequence in one step. With the token before them they are 16,
 # the longest step of a sequence that a CUDA graph holds.
 DEFAULT_FORCED_TOKENS = 15

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from taco_llm.args.flags import SCHEDULER, WORKER, flag
 from taco_proto.config import (
+    DEFAULT_HEAD_TOKENS,
     DEFAULT_SPECULATIVE_TOKENS,
     MAX_SPECULATIVE_TOKENS,
     RedisConfig,
@@ -164,7 +165,8 @@ class SchedulerArgs:
     num_speculative_tokens: int | None = flag(
         "Maximum draft tokens per sequence in a step, from a draft model, heads or [ngram]. A "
         "worker verifies fewer if that is faster. The lookahead cache has its own setting, "
-        f"copy_length. Default: {DEFAULT_SPECULATIVE_TOKENS}; at most {MAX_SPECULATIVE_TOKENS}.",
+        f"copy_length. Default: {DEFAULT_SPECULATIVE_TOKENS}, of heads {DEFAULT_HEAD_TOKENS}; "
+        f"at most {MAX_SPECULATIVE_TOKENS}.",
         (SCHEDULER, WORKER),
         default=None,
         parse=int,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.native.draft_trees import DraftTrees
+from taco_proto.config import DEFAULT_HEAD_TOKENS
 from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts
@@ -18,7 +19,6 @@ from taco_worker.speculation.heads.observed_tokens import ObservedTokens
 from taco_worker.speculation.heads.slot_blocks import BLOCK_SIZE, SlotBlocks
 from taco_worker.speculation.heads.tree_levels import TAIL_BLOCKS, TreeLevels, TreeRoots, upload
 
-_DEFAULT_DRAFTS = 16
 MAX_DEPTH = 6
 # Nodes per level that get children, and children of each: EAGLE-2 uses 10 for trees of 60 nodes.
 _MAX_WIDTH = 10
@@ -45,7 +45,7 @@ class EagleDrafter:
         self.name = model.name
         self.needs_history = False
         self.hidden_layers: tuple[int, ...] | None = model.hidden_layers
-        self.max_draft_tokens = num_draft_tokens or _DEFAULT_DRAFTS
+        self.max_draft_tokens = num_draft_tokens or DEFAULT_HEAD_TOKENS
         middles = (np.arange(NUM_CLASSES) + 0.5) / NUM_CLASSES
         self.priors: FloatArray = middles.astype(np.float32)
         self._width = 1

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.native.draft_trees import DraftTrees
+from taco_proto.config import DEFAULT_HEAD_TOKENS
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.models.step_model import StepModel
@@ -23,7 +24,6 @@ from taco_worker.speculation.heads.observed_tokens import ObservedTokens
 from taco_worker.speculation.heads.row_model import RowModel
 from taco_worker.speculation.heads.tree_shapes import likeliest_shapes
 
-_DEFAULT_DRAFTS = 16
 # Roughly the paper's figures for Vicuna: how often a head's most likely token is right, how fast
 # that falls from head to head, and the rates of the lower ranks relative to the first.
 _FIRST_CHANCE = 0.6
@@ -80,7 +80,7 @@ class MedusaDrafter:
         num_ranks = len(_RANK_FACTORS) if target.max_tree_paths else 1
         chances = _FIRST_CHANCE * _DEPTH_FACTOR ** np.arange(len(heads), dtype=np.float32)
         chances = np.outer(chances, np.array(_RANK_FACTORS[:num_ranks], np.float32))
-        self._shapes = likeliest_shapes(chances, num_draft_tokens or _DEFAULT_DRAFTS)
+        self._shapes = likeliest_shapes(chances, num_draft_tokens or DEFAULT_HEAD_TOKENS)
         self.max_draft_tokens = len(self._shapes) - 1
         self.priors: FloatArray = chances.ravel()
         self._heads = heads
