@@ -257,7 +257,7 @@ async def test_a_budget_ends_the_reasoning(checkpoint: Path) -> None:
 
 
 HOSTILE: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [tool("f", {"properties": {"a": {"$ref": "https://example.com/"}}})]},
+    ({"tools": [tool("f", {"properties": {"a": {"$ref": "https://example.com/"}}}, strict=True)]},
      "tools", "tools[0].function.parameters/properties/a: keyword '$ref'"),
     ({"tools": [LOOSE, tool("f", {"properties": {"a": {"not": {}}}}, strict=True)]},
      "tools", "tools[1].function.parameters/properties/a: keyword 'not'"),

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -10,6 +11,8 @@ from support.patience import PATIENCE_SECONDS, until
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.text.grammar import grammar_pool
 from taco_gateway.text.grammar.grammar_pool import GrammarPool
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
+from taco_proto.errors import InvalidParameterError
 from taco_proto.structured_outputs import StructuredOutputsParams
 
 
@@ -58,3 +61,14 @@ async def test_an_error_of_a_thread_is_that_of_its_request(monkeypatch: pytest.M
     for number in range(2 * grammar_pool._MAX_PROCESSES):
         with pytest.raises(EngineError, match="no memory"):
             await pool.grammar(StructuredOutputsParams(regex=f"b{number}"))
+
+
+async def test_a_grammar_may_name_the_token_ids_of_the_model() -> None:
+    tokenizer = SimpleNamespace(added_tokens={}, special_ids=frozenset(), vocab_size=1001)
+    pool = GrammarPool(cast("Tokenizer", tokenizer))
+    try:
+        await pool.grammar(StructuredOutputsParams(grammar="start: <[1000]>"))
+        with pytest.raises(InvalidParameterError, match="1001"):
+            await pool.grammar(StructuredOutputsParams(grammar="start: <[1001]>"))
+    finally:
+        pool.close()

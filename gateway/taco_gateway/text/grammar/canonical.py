@@ -3,6 +3,7 @@
 The text is a JSON object with one grammar, so that a client's text is never read as anything else.
 """
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +12,13 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from taco_gateway.text.grammar.endless_grammars import EndlessGrammarError, without_endless_rules
-from taco_gateway.text.grammar.schema_numbers import invalid_number, use_integers
+from taco_gateway.text.grammar.schema_numbers import (
+    close_whole_bounds,
+    invalid_number,
+    normalize_numbers,
+    unenforced_numbers,
+)
+from taco_gateway.text.response.local_refs import part_at, pointer_parts
 
 # Whitespace between tokens of JSON. Without a limit a model may write it until its length ends.
 _MAX_SPACES = 20
@@ -96,8 +103,8 @@ def grammar_object(kind: str, value: Any, options: Mapping[str, Any]) -> dict[st
         options: the other fields; `lenient`: what cannot be enforced is ignored.
 
     Raises:
-        ConstraintError: the schema is no JSON or has an invalid number, or the grammar is in no
-            known notation or matches no finite text.
+        ConstraintError: the schema is no JSON, or has a number that is invalid or cannot be
+            enforced, or the grammar is in no known notation or matches no finite text.
     """
     match kind:
         case "json":
@@ -172,31 +179,61 @@ def at_keyword(path: Path, keyword: str, problem: str) -> str:
     return f"{pointer}: keyword {keyword!r}: {problem}"
 
 
-def subschemas(schema: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every object that is a schema, with the path to it, parents first."""
+def subschemas(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every object that is a schema, with the path to it: parents first, and at the end those to
+    which only references lead."""
+    seen: set[int] = set()
+    found: list[tuple[Path, Any]] = [((), schema)]
+    for path, root in found:
+        if id(root) in seen:
+            continue
+        for place, part in _nested(root, path):
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield place, part
+            if (parts := pointer_parts(part.get("$ref"))) is not None:
+                found.append((parts, part_at(schema, parts)))
+
+
+def _nested(schema: Any, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A schema and those that its keywords hold, with the paths to them."""
     if not isinstance(schema, dict):
         return
     yield path, schema
     for keyword, value in schema.items():
         if keyword in _SCHEMA_MAPS and isinstance(value, dict):
             for name, part in value.items():
-                yield from subschemas(part, (*path, keyword, name))
+                yield from _nested(part, (*path, keyword, name))
         elif keyword in _SCHEMA_LISTS and isinstance(value, list):
             for index, part in enumerate(value):
-                yield from subschemas(part, (*path, keyword, str(index)))
+                yield from _nested(part, (*path, keyword, str(index)))
         elif keyword in _SCHEMAS or keyword in _SCHEMA_LISTS:
-            yield from subschemas(value, (*path, keyword))
+            yield from _nested(value, (*path, keyword))
 
 
 def _with_options(schema: dict[str, Any] | bool, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with the options of this request in place of the client's own."""
+    """The schema with the options of this request in place of the client's own.
+
+    Raises:
+        ConstraintError: a number cannot be enforced, and the options are not lenient.
+    """
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
-    for _, part in subschemas(schema):
+    schema = copy.deepcopy(schema)
+    parts = list(subschemas(schema))
+    for path, part in parts:
         part.pop(_OPTIONS, None)
-        use_integers(part)
+        if part.get("uniqueItems") is False:  # it constrains nothing
+            del part["uniqueItems"]
+        normalize_numbers(part)
+        for keyword, problem in list(unenforced_numbers(part)):
+            if not options.get("lenient"):
+                raise ConstraintError(at_keyword(path, keyword, problem))
+            del part[keyword]
         if options.get("disable_additional_properties") and _is_open_object(part):
             part["additionalProperties"] = False
+    close_whole_bounds([part for _, part in parts])
     own: dict[str, Any] = {"whitespace_flexible": not options.get("disable_any_whitespace")}
     if own["whitespace_flexible"]:
         own["whitespace_pattern"] = options.get("whitespace_pattern") or spaces_pattern()

@@ -141,6 +141,8 @@ def _request_of(
             if constraint.kind == KIND:
                 tag = structural_tag_grammar(constraint.value, tokens)
                 message = {"tag": asdict(tag), "vocab_size": tokens.vocab_size}
+            elif constraint.kind == "grammar":
+                message["vocab_size"] = tokens.vocab_size
         if rules is not None:
             answer = answer_grammar(rules, has_content=constraint is not None)
             message |= {"answer": asdict(answer), "vocab_size": rules.vocab_size}

@@ -2,9 +2,9 @@
 
 A client's schema or regular expression may take any time and memory to compile; a process can be
 stopped. A request is {"kind", "value", "options"} or {"tag"} for a constraint on the text,
-{"answer"} for the grammar of an answer's parts, or both, with {"vocab_size"}. A tag and an answer
-are {"text", "parts"}, as `LarkGrammar` has them. The reply is {"text"}, or {"error"} with the
-{"param"} that is wrong.
+{"answer"} for the grammar of an answer's parts, or both, with {"vocab_size"} if it may name token
+ids. A tag and an answer are {"text", "parts"}, as `LarkGrammar` has them. The reply is {"text"}, or
+{"error"} with the {"param"} that is wrong.
 """
 
 import os
@@ -18,8 +18,10 @@ from taco_gateway.text.grammar.canonical import (
     canonical_text,
     grammar_object,
 )
-from taco_gateway.text.grammar.lark_builder import CONTENT, GrammarPart
-from taco_gateway.text.grammar.validation import check_finite, check_grammar
+from taco_gateway.text.grammar.enforceable import enforceable
+from taco_gateway.text.grammar.lark_builder import CONTENT, PATTERN, GrammarPart
+from taco_gateway.text.grammar.patterns import search
+from taco_gateway.text.grammar.validation import check_finite, check_grammar, check_text_pattern
 from taco_proto.grammars import MAX_GRAMMAR_BYTES
 
 CPU_SECONDS = 5.0
@@ -43,27 +45,19 @@ def grammar_text(request: dict[str, Any]) -> str:
         ConstraintError: a constraint is invalid.
     """
     content: list[dict[str, Any]] = []
-    text = ""
     if (kind := request.get("kind")) is not None:
         content = [grammar_object(kind, request["value"], request["options"])]
-        text = _sized(*content)
-        check_grammar(kind, request["value"], text)
+        check_grammar(kind, request["value"], _sized(*content), request.get("vocab_size", 0))
     elif (tag := request.get("tag")) is not None:
-        content, parts = _with_parts(tag)
-        text = _checked(content, parts, request["vocab_size"])
+        content = _checked(tag["text"], _parts(tag), [], request["vocab_size"])
     if (answer := request.get("answer")) is None:
-        return text
-    (whole, *others), parts = _with_parts(answer)
-    if content:
-        others += [{**content[0], "name": CONTENT}, *content[1:]]
-    return _checked([whole, *others], parts, request["vocab_size"])
+        return _sized(*content)
+    others = [{**content[0], "name": CONTENT}, *content[1:]] if content else []
+    return _sized(*_checked(answer["text"], _parts(answer), others, request["vocab_size"]))
 
 
-def _with_parts(grammar: dict[str, Any]) -> tuple[list[dict[str, Any]], list[GrammarPart]]:
-    """A grammar in Lark's notation and those of its parts, as llguidance reads them."""
-    parts = [GrammarPart(**part) for part in grammar["parts"]]
-    found = [{**_of_part(part), "name": part.name} for part in parts]
-    return [{"lark_grammar": grammar["text"]}, *found], parts
+def _parts(grammar: dict[str, Any]) -> list[GrammarPart]:
+    return [GrammarPart(**part) for part in grammar["parts"]]
 
 
 def _of_part(part: GrammarPart) -> dict[str, Any]:
@@ -76,24 +70,51 @@ def _of_part(part: GrammarPart) -> dict[str, Any]:
     return found
 
 
-def _checked(grammars: list[dict[str, Any]], parts: list[GrammarPart], vocab_size: int) -> str:
-    text = _sized(*grammars)
+def _checked(
+    text: str, parts: list[GrammarPart], others: list[dict[str, Any]], vocab_size: int
+) -> list[dict[str, Any]]:
+    """A grammar in Lark's notation with its parts and the other grammars to which it refers.
+
+    Lenient parts are without what cannot be enforced.
+    """
+    patterns = [part for part in parts if part.kind == PATTERN]
+    lines = [text, *(f"{part.name}: {search(part.value)}" for part in patterns)]
+    found = [{**_of_part(part), "name": part.name} for part in parts if part.kind != PATTERN]
+    grammars = [{"lark_grammar": "\n".join(lines)}, *found, *others]
+    whole = _sized(*grammars)
     try:
-        check_grammar("grammar", "", text, vocab_size)
+        check_grammar("grammar", "", whole, vocab_size)
     except ConstraintError:
-        for part in parts:
-            _check_part(part)
-        raise
-    return text
+        kept = [_enforceable(part, vocab_size) for part in parts]
+        if kept == parts:
+            raise
+        return _checked(text, kept, others, vocab_size)
+    return grammars
 
 
-def _check_part(part: GrammarPart) -> None:
-    """Raises ConstraintError with the part's place if the part is invalid by itself."""
+def _enforceable(part: GrammarPart, vocab_size: int) -> GrammarPart:
+    """The part if it can be compiled by itself, or what can be enforced of a lenient one.
+
+    Raises:
+        ConstraintError: it is invalid; with its place.
+    """
     try:
-        text = canonical_grammar(part.kind, part.value, part.options)
-        check_grammar(part.kind, part.value, text)
+        _check_part(part, vocab_size)
     except ConstraintError as error:
-        raise _at(part, error) from None
+        kept = enforceable(part) if part.is_lenient else part
+        if kept == part:
+            raise _at(part, error) from None
+        return _enforceable(kept, vocab_size)
+    return part
+
+
+def _check_part(part: GrammarPart, vocab_size: int) -> None:
+    """Raises ConstraintError if the part is invalid by itself."""
+    if part.kind == PATTERN:
+        check_text_pattern(part.value)
+    else:
+        text = canonical_grammar(part.kind, part.value, part.options)
+        check_grammar(part.kind, part.value, text, vocab_size)
 
 
 def _at(part: GrammarPart, error: ConstraintError) -> ConstraintError:

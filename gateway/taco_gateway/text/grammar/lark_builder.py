@@ -9,10 +9,10 @@ from typing import Any
 from taco_gateway.text.grammar.canonical import spaces_pattern
 
 CONTENT = "content"  # name of the grammar of the request's own constraint
+PATTERN = "pattern"  # kind of a part that is a terminal: the texts that a pattern matches
 # A model may write as much white space between the parts of a call; without a limit, all its text.
 SPACES = r"/[\x20\x09\x0A\x0D]{1,20}/"
 BLANKS = r"/[\x20\x09\x0A\x0D]*/"
-_SLASH = re.compile(r"((?:[^\\/]|\\.)*)/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class GrammarPart:
     """A constraint to which a grammar refers by name.
 
     Attributes:
-        kind, value: a field of `StructuredOutputsParams`.
+        kind, value: a field of `StructuredOutputsParams`, or `PATTERN` and that of a JSON schema.
         place: where the request has it, for errors.
         is_lenient: what cannot be enforced is ignored, instead of an error.
         max_spaces: number of white-space characters between the tokens of JSON; None: the default.
@@ -97,6 +97,17 @@ class LarkBuilder:
             self._parts[key] = found
         return f"@{found.name}"
 
+    def pattern(self, pattern: str, place: str, *, is_lenient: bool) -> str:
+        """The name of a terminal for the texts with a match of a JSON schema's pattern.
+
+        Args:
+            place, is_lenient: see `GrammarPart`.
+        """
+        key = json.dumps([PATTERN, pattern, is_lenient])
+        name = f"{PATTERN.upper()}{len(self._parts)}"
+        new = GrammarPart(name, PATTERN, pattern, place, is_lenient)
+        return self._parts.setdefault(key, new).name
+
     def pieces(self, text: str) -> list[str | int]:
         """A text divided into marker tokens, by id, and plain texts."""
         if not self._markers:
@@ -121,12 +132,6 @@ class LarkBuilder:
 def quoted(text: str) -> str:
     """An expression for a plain text."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def regex(pattern: str) -> str:
-    """An expression for a regular expression, which has not been checked."""
-    escaped = _SLASH.sub(r"\1\\/", pattern).replace("\n", "\\n").replace("\r", "\\r")
-    return f"/{escaped}/"
 
 
 def sequence(parts: Any) -> str:

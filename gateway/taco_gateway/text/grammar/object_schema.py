@@ -17,6 +17,7 @@ ANNOTATIONS = frozenset(
     }
 )  # fmt: skip
 NOT_WRITABLE = "is not supported in the model's format of calls"
+OUTSIDE = "it must point into the same schema"
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 
 
@@ -67,12 +68,13 @@ def properties(tool: CallableTool) -> Iterator[Property]:
     """
     root = object_schema(tool)
     top = resolved(root, root)
-    if not isinstance(top, dict):
-        raise tool.error("keyword '$ref': it must point into the same schema")
     if tool.enforcement is Enforcement.STRICT:
+        if not isinstance(top, dict):
+            raise tool.error(f"keyword '$ref': {OUTSIDE}")
         for keyword in (*root, *top):
             if keyword not in _PROPERTY_KEYWORDS | ANNOTATIONS | {"$ref"}:
                 raise tool.error(f"keyword {keyword!r} {NOT_WRITABLE}")
+    top = top if isinstance(top, dict) else {}
     described = top.get("properties")
     named = dict(described) if isinstance(described, dict) else {}
     listed = top.get("required")

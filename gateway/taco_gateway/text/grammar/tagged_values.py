@@ -5,8 +5,8 @@ string is written as plain text, and a value of any other type as JSON.
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from taco_gateway.text.grammar.answer_rules import CallableTool, Enforcement
@@ -15,12 +15,12 @@ from taco_gateway.text.grammar.lark_builder import (
     LarkBuilder,
     choice,
     quoted,
-    regex,
     sequence,
 )
 from taco_gateway.text.grammar.object_schema import (
     ANNOTATIONS,
     NOT_WRITABLE,
+    OUTSIDE,
     Property,
     is_open_object,
     properties,
@@ -28,14 +28,13 @@ from taco_gateway.text.grammar.object_schema import (
 from taco_gateway.text.grammar.schema_numbers import invalid_number
 from taco_gateway.text.response.formats import TaggedCall
 from taco_gateway.text.response.local_refs import resolved
-from taco_gateway.text.response.typed_values import value_types
+from taco_gateway.text.response.typed_values import JSON_TYPES, value_types
 
 _TEXT = r"/(?s:.*)/"
 _KEY = r"/[A-Za-z0-9_.-]{1,64}/"
 _STRING_KEYWORDS = frozenset({"const", "enum", "maxLength", "minLength", "pattern", "type"})
 _NO_VALUE = "no valid value of the property can be written in the model's format of calls"
 _UNIONS = ("anyOf", "oneOf", "allOf")
-_ANCHORED = re.compile(r"(\^?)(.*?)((?<!\\)\$)?", re.DOTALL)
 
 
 def tagged_arguments(lark: LarkBuilder, form: TaggedCall, tool: CallableTool) -> str:
@@ -52,6 +51,7 @@ class _Arguments:
         self._lark = lark
         self._form = form
         self._tool = tool
+        self._is_lenient = tool.enforcement is not Enforcement.STRICT
         self._spaces = f"{lark.terminal(SPACES)}?"
         self._margin = "" if form.trims_values else "\n"  # which the reader removes
         is_plain = all(isinstance(piece, str) for piece in lark.pieces(form.value_closes))
@@ -60,12 +60,12 @@ class _Arguments:
 
     def expression(self) -> str:
         named = list(properties(self._tool))
-        is_open = self._tool.enforcement is not Enforcement.STRICT and is_open_object(self._tool)
+        is_open = self._is_lenient and is_open_object(self._tool)
         if self._tool.enforcement is Enforcement.NONE or (is_open and not named):
             key = self._lark.terminal(_KEY)
             literal = self._lark.literal
             opening = f"{literal(self._form.key_opens)} {key} {literal(self._opening_end)}"
-            return f"({opening} {self._text({})} {self._spaces})*"
+            return f"({opening} {self._text({}, '')} {self._spaces})*"
         return sequence(self._argument(part) for part in named)
 
     @property
@@ -89,8 +89,9 @@ class _Arguments:
     def _values(self, part: Property) -> Iterator[str]:
         root = self._tool.schema
         types = value_types(root, part.name)
+        if self._is_lenient:  # the reader leaves a value of an unknown type as it is: a string
+            types = tuple(name if name in JSON_TYPES else "string" for name in types)
         others = list(dict.fromkeys(name for name in types if name != "string"))
-        is_lenient = self._tool.enforcement is not Enforcement.STRICT
         if others:
             document = part.document
             if "string" in types:
@@ -98,19 +99,43 @@ class _Arguments:
                 shared = {"$defs": own.pop("$defs")} if "$defs" in own else {}
                 document = {"allOf": [own], "type": others, **shared}
             place = f"{self._tool.place}{_path(part)}"
-            value = self._lark.part("json", document, place, is_lenient=is_lenient)
+            value = self._lark.part("json", document, place, is_lenient=self._is_lenient)
             yield f"{value} {self._end}"
         if "string" in types or not others:
-            for described in _strings(root, part.schema):
+            for described in self._strings(part):
                 if (found := invalid_number(described)) is not None:  # behind a reference
                     keyword, problem = found
                     raise self._tool.error(f"keyword {keyword!r}: {problem}", _path(part))
-                if not is_lenient:
+                if not self._is_lenient:
                     self._check_keywords(described, part)
-                if (text := self._string(described)) is not None:
+                if (text := self._string(described, _path(part))) is not None:
                     yield text
 
-    def _string(self, described: Mapping[str, Any]) -> str | None:
+    def _strings(self, part: Property) -> Iterator[Mapping[str, Any]]:
+        """The parts of a property's schema that may describe strings, with their own keywords."""
+        pending, seen_ids = [part.schema], set[int]()  # a union may contain itself
+        for schema in pending:
+            described = resolved(self._tool.schema, schema)
+            if described is None and not self._is_lenient:
+                raise self._tool.error(f"keyword '$ref': {OUTSIDE}", _path(part))
+            if described is None or described is True:
+                yield {}
+            if not isinstance(described, dict) or id(described) in seen_ids:
+                continue
+            seen_ids.add(id(described))
+            unions = [described[name] for name in _UNIONS if isinstance(described.get(name), list)]
+            pending += chain(*unions)
+            if not unions and self._may_be_string(described):
+                yield described
+
+    def _may_be_string(self, described: Mapping[str, Any]) -> bool:
+        kinds = described.get("type", "string")
+        listed = kinds if isinstance(kinds, list) else [kinds]
+        return any(
+            name == "string" or (self._is_lenient and name not in JSON_TYPES) for name in listed
+        )
+
+    def _string(self, described: Mapping[str, Any], path: str) -> str | None:
         """An expression for the strings of a schema and their end; None: no string is valid."""
         chosen = described.get("enum")
         if "const" in described:
@@ -121,7 +146,7 @@ class _Arguments:
             return choice(written) if written else None
         if described.get("minLength", 0) > described.get("maxLength", math.inf):
             return None
-        return self._text(described)
+        return self._text(described, path)
 
     def _check_keywords(self, described: Mapping[str, Any], part: Property) -> None:
         for keyword in described:
@@ -133,7 +158,7 @@ class _Arguments:
             return False
         return self._form.value_closes not in text
 
-    def _text(self, described: Mapping[str, Any]) -> str:
+    def _text(self, described: Mapping[str, Any], path: str) -> str:
         lark = self._lark
         text = lark.terminal(_TEXT)
         parts = [text, f"~({text} {quoted(self._form.value_closes)} {text})"]
@@ -142,38 +167,14 @@ class _Arguments:
             parts.append(f"/(?s:.{{{least},{'' if most is None else int(most)}}})/")
         pattern = described.get("pattern")
         if isinstance(pattern, str):
-            parts.append(_whole_text(pattern))
+            place = f"{self._tool.place}{path}"
+            parts.append(lark.pattern(pattern, place, is_lenient=self._is_lenient))
         if self._form.trims_values:
             parts.append(r"/(\S((?s:.*)\S)?)?/")
         kept = lark.terminal(" & ".join(parts))
         if not self._plain_end:  # a token ends the value
             return f"{kept} {lark.literal(self._form.value_closes)}"
         return lark.rule(f"{kept} {quoted(self._plain_end)}", "[lazy]")
-
-
-def _whole_text(pattern: str) -> str:
-    """An expression for texts that contain a match of a JSON schema's pattern."""
-    found = _ANCHORED.fullmatch(pattern)
-    assert found is not None
-    before = "" if found[1] else "(?s:.*)"
-    after = "" if found[3] else "(?s:.*)"
-    return regex(f"{before}(?:{found[2]}){after}")
-
-
-def _strings(root: Any, schema: Any) -> Iterator[Mapping[str, Any]]:
-    """The parts of a property's schema that may describe strings, with their own keywords."""
-    part = resolved(root, schema)
-    if not isinstance(part, dict):
-        if part is True:
-            yield {}
-        return
-    unions = [part[name] for name in _UNIONS if isinstance(part.get(name), list)]
-    for choices in unions:
-        for inner in choices:
-            yield from _strings(root, inner)
-    kinds = part.get("type")
-    if not unions and (kinds is None or kinds == "string" or "string" in kinds):
-        yield part
 
 
 def _path(part: Property) -> str:

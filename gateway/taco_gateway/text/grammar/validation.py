@@ -11,10 +11,14 @@ from taco_gateway.text.grammar.canonical import (
     ConstraintError,
     Path,
     at_keyword,
+    canonical_grammar,
+    canonical_text,
     parse_schema,
     subschemas,
 )
 from taco_gateway.text.grammar.endless_schemas import is_endless
+from taco_gateway.text.grammar.object_schema import NOT_WRITABLE
+from taco_gateway.text.grammar.patterns import search
 
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _NUMBER = re.compile(r"\bfor '(\w+)'")  # such as a length that is too large for the library
@@ -79,10 +83,35 @@ def check_finite(kind: str, value: Any) -> None:
         raise ConstraintError("no value is valid: each would be infinitely deep")
 
 
+def check_text_pattern(pattern: str) -> None:
+    """Checks a JSON schema's pattern for texts that are not written as JSON.
+
+    Raises:
+        ConstraintError: it cannot be enforced.
+    """
+    if problem := pattern_problem(pattern):
+        raise ConstraintError(f"keyword 'pattern': {problem}")
+    text = canonical_text({"lark_grammar": f"start: {search(pattern)}"})
+    if LLMatcher(_tokenizer(0), text, log_level=0, limits=_LIMITS).is_error():
+        raise ConstraintError(f"keyword 'pattern' {NOT_WRITABLE}")
+
+
+def pattern_problem(pattern: str) -> str:
+    """Why a JSON schema's pattern cannot be enforced; empty: it can."""
+    text = canonical_grammar("json", {"pattern": pattern}, {})
+    matcher = LLMatcher(_tokenizer(0), text, log_level=0, limits=_LIMITS)
+    return _short(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _short(error: str) -> str:
+    """The library's error in one line, without the grammar."""
+    return " ".join(error.partition("\n<state>")[0].split())[:_MAX_ERROR_CHARS]
+
+
 def _explained(kind: str, value: Any, error: str) -> str:
     """The library's error, with the path to the keyword that it means."""
     message = error.partition("\n<state>")[0].strip()
-    short = " ".join(message.split())[:_MAX_ERROR_CHARS]
+    short = _short(error)
     if kind != "json":
         return short
     if _OVERLAP in message:
@@ -107,13 +136,27 @@ def _place(schema: Any, message: str) -> tuple[Path, str] | None:
                 return path, keyword
         for keyword in ("$ref", "pattern", "format", "type"):
             value = part.get(keyword)
-            if not keys and isinstance(value, str) and _names(message, keyword, value):
+            values = value if isinstance(value, list) else [value]
+            if not keys and any(_names(message, keyword, value) for value in values):
                 return path, keyword
+    return None if keys else _pattern_place(schema)
+
+
+def _pattern_place(schema: Any) -> tuple[Path, str] | None:
+    """The place of a pattern that cannot be enforced. The library quotes it in its own notation."""
+    for path, part in subschemas(schema):
+        pattern, named = part.get("pattern"), part.get("patternProperties")
+        if isinstance(pattern, str) and pattern_problem(pattern):
+            return path, "pattern"
+        if isinstance(named, dict) and any(map(pattern_problem, named)):
+            return path, "patternProperties"
     return None
 
 
-def _names(message: str, keyword: str, value: str) -> bool:
+def _names(message: str, keyword: str, value: Any) -> bool:
     """Whether an error quotes the value of a keyword."""
+    if not isinstance(value, str):
+        return False
     quoted = value.removeprefix("#") if keyword == "$ref" else value
     forms = (
         f"'{quoted}'" in message,

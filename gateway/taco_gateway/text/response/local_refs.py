@@ -15,17 +15,24 @@ def resolved(root: Any, schema: Any) -> Any:
         target = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(target, str):
             return schema
-        schema = _at(root, target)
+        parts = pointer_parts(target)
+        schema = None if parts is None else part_at(root, parts)
     return None
 
 
-def _at(root: Any, pointer: str) -> Any:
-    """The part of a document at a JSON pointer (RFC 6901) in a URI's fragment."""
-    if pointer != "#" and not pointer.startswith("#/"):
+def pointer_parts(reference: Any) -> tuple[str, ...] | None:
+    """The names in the JSON pointer (RFC 6901) of a `$ref`; None: it is no pointer into the same
+    document."""
+    if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
         return None
+    names = reference[1:].split("/")[1:]
+    return tuple(name.replace("~1", "/").replace("~0", "~") for name in names)
+
+
+def part_at(root: Any, parts: tuple[str, ...]) -> Any:
+    """The part of a document to which the names of a JSON pointer lead; None: to nothing."""
     found = root
-    for part in pointer[1:].split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
+    for key in parts:
         if isinstance(found, dict) and key in found:
             found = found[key]
         elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):

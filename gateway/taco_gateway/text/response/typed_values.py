@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from taco_gateway.text.response.local_refs import resolved
 
-_TYPES = ("integer", "number", "boolean", "null", "object", "array", "string")
+JSON_TYPES = ("integer", "number", "boolean", "null", "object", "array", "string")
 _MAX_UNIONS = 64  # schemas in a union, over all levels
 
 
@@ -44,7 +44,7 @@ def _types_of_values(schema: dict[str, Any]) -> list[str]:
     """The types of the values that a schema lists."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     values = listed if isinstance(listed, list) else []
-    return [name for name in _TYPES if any(_fits(value, name) for value in values)]
+    return [name for name in JSON_TYPES if any(_fits(value, name) for value in values)]
 
 
 def typed_value(text: str, types: tuple[str, ...]) -> Any:
