@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from taco_common.no_upgrade_protocol import NoUpgradeProtocol
 
 MAX_HEADER_BYTES = 48 * 1024
 MAX_TRAILER_BYTES = 8 * 1024
@@ -89,12 +91,12 @@ class _RejectedHeaderError(Exception):
     """Raised inside a parser callback; httptools reports it as a parser error."""
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
+class BoundedHttpProtocol(NoUpgradeProtocol):
     """One HTTP connection.
 
     It rejects with 400 (framing, Host), 408 (slow header), 431 (large header or trailers), 501
     (transfer coding) and 503 (too many connections). It drops trailers of a chunked body, which are
-    no headers (RFC 9110, section 6.5.1).
+    no headers (RFC 9110, section 6.5.1), and ignores `Upgrade`.
 
     Args:
         counts: shared by all connections of the listener.

@@ -1,7 +1,7 @@
 """What this project uses of uvicorn beyond its public interface.
 
 Each assertion names one method, attribute or parameter. Where one fails after an upgrade of
-uvicorn, look at `taco_common/http_protocol.py`, `taco_common/http_server.py` and
+uvicorn, look at `taco_common/{http_protocol,no_upgrade_protocol,http_server}.py` and
 `taco_license/server/` before you raise the upper bound in pyproject.toml.
 """
 
@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from taco_common.http_protocol import BoundedHttpProtocol
+from taco_common.no_upgrade_protocol import NoUpgradeProtocol
 from taco_license.server.http_protocol import BoundedHttpProtocol as LicenseHttpProtocol
 from taco_license.server.role_protocol import RoleHttpProtocol
 
@@ -81,6 +82,15 @@ def test_malformed_requests_end_in_send_400_response() -> None:
     assert "HttpParserError" in source, ADVICE
 
 
+def test_the_parser_is_made_and_dropped_where_it_is_replaced() -> None:
+    """`taco_common/no_upgrade_protocol.py` replaces it, with the same leniency."""
+    source = inspect.getsource(HttpToolsProtocol.__init__)
+    assert "self.parser = httptools.HttpRequestParser(self)" in source, ADVICE
+    assert "self.parser.set_dangerous_leniencies(lenient_data_after_close=True)" in source, ADVICE
+    assert "self.parser = None" in inspect.getsource(HttpToolsProtocol.connection_lost), ADVICE
+    assert "HttpParserUpgrade" in inspect.getsource(HttpToolsProtocol.data_received), ADVICE
+
+
 @pytest.mark.parametrize("status", [400, 408, 413, 431, 501, 503])
 def test_status_lines_are_bytes_with_a_line_end(status: int) -> None:
     assert STATUS_LINE[status].startswith(b"HTTP/1.1 %d " % status), ADVICE
@@ -110,7 +120,8 @@ def test_pyproject_bounds_every_requirement_of_uvicorn() -> None:
 def test_subclasses_override_nothing_else_of_the_protocol() -> None:
     """A new override belongs in this file's list."""
     inherited = {name for name in dir(HttpToolsProtocol) if not name.startswith("__")}
-    for subclass in (BoundedHttpProtocol, LicenseHttpProtocol, RoleHttpProtocol):
+    subclasses = (NoUpgradeProtocol, BoundedHttpProtocol, LicenseHttpProtocol, RoleHttpProtocol)
+    for subclass in subclasses:
         overridden = inherited & subclass.__dict__.keys()
         assert overridden <= OVERRIDDEN.keys(), f"{subclass.__module__} overrides {overridden}"
 

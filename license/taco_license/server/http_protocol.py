@@ -3,8 +3,9 @@
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from taco_common.no_upgrade_protocol import NoUpgradeProtocol
 from taco_license.document.license_file import MAX_BYTES
 
 MAX_HEADER_BYTES = 16 << 10
@@ -13,7 +14,7 @@ MAX_REQUEST_BYTES = 3 * MAX_BYTES
 REQUEST_SECONDS = 35.0
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
+class BoundedHttpProtocol(NoUpgradeProtocol):
     """One connection. Rejects slow headers (408) and large headers (431), and closes connections
     with endless bodies.
     """
