@@ -37,6 +37,7 @@ from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.gateway import Gateway
 from taco_gateway.grpc_api.field_limit import FieldLimitInterceptor
+from taco_gateway.grpc_api.health_service import HealthService
 from taco_gateway.grpc_api.logprob_messages import logprob_message
 from taco_gateway.grpc_api.prompt_cache_fields import CacheFields, cache_fields
 from taco_gateway.protocol.conversation import MAX_MESSAGES
@@ -95,6 +96,8 @@ async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Serv
             {
                 f"/{SERVICE_NAME}/Chat": pb.ChatRequest,
                 f"/{SERVICE_NAME}/Complete": pb.CompleteRequest,
+                f"/{health.SERVICE_NAME}/Check": health_pb2.HealthCheckRequest,
+                f"/{health.SERVICE_NAME}/Watch": health_pb2.HealthCheckRequest,
             }
         ),
     ]
@@ -103,7 +106,7 @@ async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Serv
         interceptors.insert(0, RoleInterceptor(allowed))
     server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
     add_InferenceServicer_to_server(InferenceService(gateway), server)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthService(lambda: gateway.ready), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(gateway, SERVICE_NAME), server)
     services = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(services, server)
     try:
@@ -245,21 +248,6 @@ class InferenceService(InferenceServicer):
                     if num_running == 0:
                         reply.usage.CopyFrom(_usage(stats))
                     yield reply
-
-
-class HealthService(health_pb2_grpc.HealthServicer):
-    """Health checks: SERVING while a worker is attached and this gateway is not draining."""
-
-    def __init__(self, is_ready: Callable[[], bool]) -> None:
-        self._is_ready = is_ready
-
-    async def Check(  # noqa: N802 (the name in health.proto)
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> health_pb2.HealthCheckResponse:
-        if request.service not in ("", SERVICE_NAME):
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
-        status = health_pb2.HealthCheckResponse
-        return status(status=status.SERVING if self._is_ready() else status.NOT_SERVING)
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
