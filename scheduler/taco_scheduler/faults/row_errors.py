@@ -50,7 +50,9 @@ def end_failed_sequences(
         request: Request = sequence.request
         counters.row_errors[error.code] += 1
         message = error.message[:MAX_MESSAGE_CHARS]
-        logger.error(
+        # A mistake of a client is no event for an operator.
+        logger.log(
+            logging.INFO if error.code in _REQUEST_ERRORS else logging.ERROR,
             "request %s failed on worker %s: %s (%r)",
             request.request_id,
             worker.info.name,

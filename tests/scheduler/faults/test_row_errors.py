@@ -1,5 +1,8 @@
 """Row errors: one sequence fails in a step, and no other request changes."""
 
+import logging
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -204,3 +207,28 @@ def test_a_long_message_is_cut_and_its_newlines_stay_out_of_the_log(
     assert len(d.got.errors[0][1]) == MAX_MESSAGE_CHARS
     assert "request-0 failed" in caplog.text
     assert "a\nb" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "level"),
+    [
+        (RowErrorCode.NO_ALLOWED_TOKEN, 400, logging.INFO),
+        (RowErrorCode.GRAMMAR_LIMIT, 400, logging.INFO),
+        (RowErrorCode.INVALID_ARGUMENTS, 400, logging.INFO),
+        (RowErrorCode.PROCESSOR_FAILED, 500, logging.ERROR),
+    ],
+)
+def test_a_clients_mistake_is_not_logged_as_an_error(
+    caplog: pytest.LogCaptureFixture, code: RowErrorCode, status: int, level: int
+) -> None:
+    d = Driver()
+    d.attach()
+    d.submit(0, [1, 2, 3])
+    d.plan()
+    d.outputs[0] = replace(d.outputs[0], row_errors=(RowError(0, code, "x"),))
+    with caplog.at_level(logging.INFO):
+        d.deliver()
+    d.collect()
+    assert d.got.errors[0] == (status, "x")
+    (record,) = (each for each in caplog.records if "request-0 failed" in each.getMessage())
+    assert record.levelno == level
