@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.request_log import note_failure
@@ -24,6 +25,7 @@ logger = logging.getLogger("taco.gateway")
 
 INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_SECONDS = 1
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 MAX_MESSAGE_CHARS = 1000
 
 _TYPES = {
@@ -114,11 +116,27 @@ def error_bytes(error: ApiError) -> bytes:
 def install_error_handlers(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> Response:
         api_error = as_api_error(error)
+        if api_error.status == 405:  # FastAPI names the methods of one route
+            api_error.headers = {"allow": _allowed_methods(request)}
         note_failure(request.scope, api_error.status, api_error.message)
         return error_response(api_error)
 
     for kind in (ApiError, InvalidParameterError, ValidationError, EngineError, HTTPException):
         app.add_exception_handler(kind, handle)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Methods of all routes of the request's path, and HEAD where GET works."""
+    routes = request.app.routes
+    scopes = {name: {**request.scope, "method": name} for name in _METHODS}
+    names = [
+        name
+        for name, scope in scopes.items()
+        if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
+    if "GET" in names:
+        names.append("HEAD")
+    return ", ".join(sorted(names))
 
 
 def _from_engine(error: EngineError) -> ApiError:

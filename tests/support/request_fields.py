@@ -85,9 +85,16 @@ def _state(name: str, route: str) -> str:
 
 def _kind(name: str) -> str:
     outer, _, inner = name.partition(".")
-    schemas: list[type[BaseModel]] = [StreamOptions] if inner else _SCHEMAS
-    found = [_PROPERTIES[schema].get(inner or outer) for schema in schemas]
-    return " or ".join(dict.fromkeys(_kind_of(part) for part in found if part is not None))
+    if inner:
+        return _kind_of(_PROPERTIES[StreamOptions][inner])
+    routes: dict[str, list[str]] = {}  # by kind
+    for route, schemas in ROUTES.items():
+        for schema in schemas:
+            if (part := _PROPERTIES[schema].get(outer)) is not None:
+                routes.setdefault(_kind_of(part), []).append(f"`{route}`")
+    if len(routes) < 2:
+        return "".join(routes)
+    return "; ".join(f"{', '.join(dict.fromkeys(of))}: {kind}" for kind, of in routes.items())
 
 
 def _kind_of(schema: dict[str, Any]) -> str:

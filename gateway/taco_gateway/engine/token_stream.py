@@ -181,7 +181,15 @@ class TokenStream:
         is_over = self._num_buffered > self._max_buffered
         if is_over and not self.request.sampling.use_beam_search:
             self.close()
-            self.fail(EngineError(503, "The client does not read its answer."))
+            self.fail(
+                EngineError(
+                    503,
+                    "The answer was cut: the client reads more slowly than the model writes, and "
+                    f"{self._num_buffered} token ids and log probabilities are unread (limit "
+                    f"{self._max_buffered}). Read faster, or ask for fewer log probabilities or "
+                    "sequences.",
+                )
+            )
         if self._num_buffered >= self._wakes_at or not self._running:
             self._wake()
 

@@ -4,7 +4,8 @@ A protobuf message of 2 MB can hold a million messages, whose parsing would bloc
 0.2 s.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,7 +23,7 @@ class FieldLimitInterceptor(grpc.aio.ServerInterceptor):
     It also rejects bytes that cannot be parsed: gRPC itself would log a traceback for each.
 
     Args:
-        methods: message type by full method name (`/package.Service/Method`).
+        methods: message type by full method name (`/package.Service/Method`), each of one request.
     """
 
     def __init__(self, methods: dict[str, type[Message]]) -> None:
@@ -35,28 +36,51 @@ class FieldLimitInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         message = self._methods.get(handler_call_details.method)
-        if message is None or handler.unary_stream is None:
+        if message is None:
             return handler
-        answer = handler.unary_stream
+        options = {
+            "request_deserializer": partial(_parse, message),
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.response_streaming:
+            answers = _checked_stream(handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(answers, **options)
+        return grpc.unary_unary_rpc_method_handler(_checked(handler.unary_unary), **options)
 
-        async def checked(request: Any, context: Any) -> Any:
-            if isinstance(request, str):
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request)
-            async for reply in answer(request, context):
-                yield reply
 
-        def parse(data: bytes) -> Message | str:
-            """The request, or why it is rejected."""
-            if has_more_fields(data, message, MAX_FIELDS):
-                return f"The request has more than {MAX_FIELDS} fields."
-            try:
-                return message.FromString(data)
-            except DecodeError:
-                return f"The request is not a valid {message.DESCRIPTOR.name} message."
+def _parse(message: type[Message], data: bytes) -> Message | str:
+    """The request, or why it is rejected."""
+    if has_more_fields(data, message, MAX_FIELDS):
+        return f"The request has more than {MAX_FIELDS} fields."
+    try:
+        return message.FromString(data)
+    except DecodeError:
+        return f"The request is not a valid {message.DESCRIPTOR.name} message."
 
-        return grpc.unary_stream_rpc_method_handler(
-            checked, request_deserializer=parse, response_serializer=handler.response_serializer
-        )
+
+def _checked(answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """`answer`, for what `_parse` returns."""
+
+    async def checked(request: Any, context: Any) -> Any:
+        if isinstance(request, str):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request)
+        return await answer(request, context)
+
+    return checked
+
+
+def _checked_stream(
+    answer: Callable[[Any, Any], AsyncIterator[Any]],
+) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    """`answer`, for what `_parse` returns."""
+
+    async def checked(request: Any, context: Any) -> AsyncIterator[Any]:
+        if isinstance(request, str):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request)
+        async for reply in answer(request, context):
+            yield reply
+
+    return checked
 
 
 def has_more_fields(data: bytes, message: type[Message], limit: int) -> bool:

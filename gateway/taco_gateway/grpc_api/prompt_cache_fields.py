@@ -38,7 +38,11 @@ def cache_fields(request: pb.ChatRequest | pb.CompleteRequest) -> CacheFields:
         ApiError: 400, a value is not allowed.
         InvalidParameterError: there are too many `cache_control` marks.
     """
-    given: dict[str, Any] = {"prompt_cache_key": request.prompt_cache_key, **_mark_of(request)}
+    given: dict[str, Any] = {
+        "prompt_cache_key": request.prompt_cache_key,
+        "cache_salt": request.cache_salt,
+        **_mark_of(request),
+    }
     if request.prompt_cache_retention:
         given["prompt_cache_retention"] = request.prompt_cache_retention
     if isinstance(request, pb.ChatRequest):

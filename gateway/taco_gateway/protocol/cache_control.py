@@ -9,6 +9,7 @@ from taco_proto.requests import PrefixPin
 
 MAX_MARKS = 4  # Anthropic's limit
 MAX_CACHE_KEY_CHARS = 256
+MAX_CACHE_SALT_CHARS = 256
 
 _TTL_SECONDS = {"5m": 300.0, "1h": 3600.0}
 _RETENTION_SECONDS = {"24h": 86400.0}
@@ -34,6 +35,7 @@ class PromptCacheFields(BaseModel):
         cache_control: keep the whole prompt.
         prompt_cache_key: requests with the same key share a prefix.
         prompt_cache_retention: how long the prompt is kept; "in_memory": while there is room.
+        cache_salt: requests with different salts share no prefix.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -41,6 +43,7 @@ class PromptCacheFields(BaseModel):
     cache_control: CacheControl | None = None
     prompt_cache_key: str = Field(default="", max_length=MAX_CACHE_KEY_CHARS)
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] = "in_memory"
+    cache_salt: str = Field(default="", max_length=MAX_CACHE_SALT_CHARS)
 
     @property
     def prompt_seconds(self) -> float:

@@ -1,38 +1,29 @@
 """Request schema of `POST /v1/chat/completions`."""
 
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from taco_gateway.protocol.cache_control import check_num_marks
-from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
 from taco_gateway.protocol.conversation import Conversation
 from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.tools import CallFields
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint
 from taco_gateway.text.grammar.answer_rules import AnswerWish
 from taco_proto.errors import InvalidParameterError
-from taco_proto.sampling_params import ALL_TOKENS
-
-MAX_EFFORT_CHARS = 64
+from taco_proto.sampling_params import ALL_TOKENS, MAX_TOKENS
 
 
 class ChatCompletionRequest(Conversation, CallFields, GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=ALL_TOKENS)
+    # 0 has a meaning for completions only, whose `echo` returns the prompt.
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     echo: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
     thinking_token_budget: int | None = Field(
         default=None, ge=-1, description="tokens of the reasoning; -1: no limit"
     )
-    reasoning_effort: str | None = Field(default=None, max_length=MAX_EFFORT_CHARS)
-    verbosity: Literal["low", "medium", "high"] | None = None
-
-    @field_validator("chat_template_kwargs", mode="before")
-    @classmethod
-    def _bounded(cls, value: object) -> object:
-        return bounded_kwargs(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatCompletionRequest":
@@ -52,15 +43,6 @@ class ChatCompletionRequest(Conversation, CallFields, GenerationRequest):
         if self.prompt_seconds:
             marked.append(Breakpoint(len(self.messages) - 1, None, self.prompt_seconds))
         return marked
-
-    @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """Variables for the chat template."""
-        kwargs = dict(self.chat_template_kwargs or {})
-        for name in ("reasoning_effort", "verbosity"):
-            if (value := getattr(self, name)) is not None:
-                kwargs.setdefault(name, value)
-        return kwargs
 
     @property
     def wish(self) -> AnswerWish:

@@ -24,6 +24,7 @@ MAX_TOOL_CALLS = 128  # of one message
 MAX_TEMPLATE_CHARS = 2**17
 MAX_DOCUMENTS = 1024
 MAX_DOCUMENT_VALUES = 2**14  # of all documents
+MAX_EFFORT_CHARS = 64
 
 
 # Types of content parts with text, and the field that has it.
@@ -135,14 +136,23 @@ class Conversation(BaseModel):
     """The messages of a request, and how a prompt is made of them.
 
     Raises:
-        InvalidParameterError: the order of the messages is not supported.
+        InvalidParameterError: the order of the messages is not supported, or fields exclude each
+            other.
     """
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = Field(default=None, max_length=MAX_TEMPLATE_CHARS)
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(default=None, max_length=MAX_EFFORT_CHARS)
+    verbosity: Literal["low", "medium", "high"] | None = None
     documents: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_DOCUMENTS)
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _bounded_variables(cls, value: object) -> object:
+        return bounded_kwargs(value) if isinstance(value, dict) else value
 
     @field_validator("documents")
     @classmethod
@@ -166,10 +176,31 @@ class Conversation(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_end(self) -> "Conversation":
+        starts_turn = self.add_generation_prompt and (
+            "add_generation_prompt" in self.model_fields_set
+        )
+        if self.continue_final_message and starts_turn:
+            raise InvalidParameterError(
+                "continue_final_message and add_generation_prompt exclude each other.",
+                "continue_final_message",
+            )
+        return self
+
     @property
     def template_messages(self) -> list[dict[str, Any]]:
         """The messages as plain data."""
         return [message.model_dump(exclude_none=True) for message in self.messages]
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+        kwargs = dict(self.chat_template_kwargs or {})
+        for name in ("reasoning_effort", "verbosity"):
+            if (value := getattr(self, name)) is not None:
+                kwargs.setdefault(name, value)
+        return kwargs
 
     @property
     def breakpoints(self) -> list[Breakpoint]:

@@ -23,7 +23,6 @@ from taco_proto.sampling_params import MAX_STOP_STRINGS, MAX_TOKENS, SAMPLING_FI
 from taco_proto.structured_outputs import PARAM
 
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one form of each number
-MAX_CACHE_SALT_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
 
 
@@ -78,7 +77,6 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
     vllm_xargs: dict[str, Any] | None = None
 
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    cache_salt: str = Field(default="", max_length=MAX_CACHE_SALT_CHARS)
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool = False

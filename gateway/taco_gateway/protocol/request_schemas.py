@@ -11,6 +11,7 @@ from taco_gateway.protocol.tokenize_requests import (
     TokenizeChatRequest,
     TokenizeTextRequest,
 )
+from taco_proto.errors import InvalidParameterError
 
 T = TypeVar("T")
 
@@ -29,8 +30,13 @@ class RequestSchema(Generic[T]):
 
 
 def _tokenize_request(body: Mapping[str, Any]) -> TokenizeTextRequest | TokenizeChatRequest:
-    has_messages = body.get("messages") is not None
-    return (TokenizeChatRequest if has_messages else TokenizeTextRequest).from_body(body)
+    if body.get("messages") is None:
+        return TokenizeTextRequest.from_body(body)
+    if body.get("prompt") is not None:
+        raise InvalidParameterError(
+            "prompt and messages exclude each other: give one of them.", "messages"
+        )
+    return TokenizeChatRequest.from_body(body)
 
 
 CHAT = RequestSchema("chat", ChatCompletionRequest.from_body)

@@ -31,7 +31,7 @@ class StructuredOutputFields(BaseModel):
     guided_regex: Any = Field(default=None, description="regular expression")
     guided_choice: Any = Field(default=None, description="list of strings")
     guided_grammar: Any = Field(default=None, description="grammar in Lark or GBNF notation")
-    guided_whitespace_pattern: Any = Field(
+    guided_whitespace_pattern: str | None = Field(
         default=None, description="regular expression of the whitespace in JSON"
     )
     guided_decoding_backend: Any = Field(

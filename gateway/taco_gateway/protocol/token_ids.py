@@ -18,13 +18,13 @@ def is_token_ids(value: object) -> TypeGuard[TokenIds]:
     return isinstance(value, list) and set(map(type, value)) == {int}
 
 
-def are_in_range(token_ids: TokenIds) -> bool:
-    """Whether all ids are in 0…`MAX_TOKEN_ID`.
+def are_in_range(token_ids: TokenIds, highest: int = MAX_TOKEN_ID) -> bool:
+    """Whether all ids are in 0…`highest`.
 
     It works in slices, because `min` and `max` hold the interpreter lock for the whole list.
     """
     slices = (token_ids[i : i + _SLICE] for i in range(0, len(token_ids), _SLICE))
-    return all(0 <= min(piece) <= max(piece) <= MAX_TOKEN_ID for piece in slices)
+    return all(0 <= min(piece) <= max(piece) <= highest for piece in slices)
 
 
 def as_list(value: object) -> object:

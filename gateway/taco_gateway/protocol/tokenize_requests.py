@@ -5,7 +5,6 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
 from taco_gateway.protocol.conversation import Conversation
 from taco_gateway.protocol.null_fields import without_nulls
 from taco_gateway.protocol.token_ids import MAX_TOKEN_ID, are_in_range, is_token_ids
@@ -37,7 +36,6 @@ class TokenizeTextRequest(_TokenizerRequest):
 class TokenizeChatRequest(ToolFields, Conversation, _TokenizerRequest):
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
@@ -49,11 +47,6 @@ class TokenizeChatRequest(ToolFields, Conversation, _TokenizerRequest):
         """
         check_other_fields(without_nulls(body), PROMPT_FIELDS)
         return super().from_body(body)
-
-    @field_validator("chat_template_kwargs", mode="before")
-    @classmethod
-    def _bounded(cls, value: object) -> object:
-        return bounded_kwargs(value) if isinstance(value, dict) else value
 
 
 class DetokenizeRequest(_TokenizerRequest):

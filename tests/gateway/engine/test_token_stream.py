@@ -202,7 +202,7 @@ async def test_a_request_whose_reader_stops_is_cancelled(
     for _ in range(MAX_BUFFERED_VALUES // 1000 + 1):
         table.dispatch(batch_of((handle, 0, [5] * 1000, RUNNING)))
     assert upstream.cancelled == [(handle, None)]
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match=rf"limit {MAX_BUFFERED_VALUES}\).*fewer log prob"):
         await anext(stream)
     table.dispatch(batch_of((other.request.handle, 0, [5], LENGTH)))
     assert len(await read_all(other)) == 1

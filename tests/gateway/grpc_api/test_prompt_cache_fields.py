@@ -54,6 +54,8 @@ async def test_marks_on_whole_prompts(app: App, tmp_path: Path) -> None:
     sent = await send(app, tmp_path, request)
     assert [(pin.num_tokens, pin.seconds) for pin in sent.pins] == [(3, 300.0)]
     assert sent.prompt_cache_key == "k"
+    salted = pb.CompleteRequest(token_ids=tokens, cache_salt="s" * 256)
+    assert (await send(app, tmp_path, salted)).cache_salt == "s" * 256
     chat = pb.ChatRequest(
         messages=[pb.ChatMessage(role="user", content="x")],
         prompt_cache_retention="24h",
@@ -83,6 +85,8 @@ async def test_without_marks_nothing_is_kept(app: App, tmp_path: Path) -> None:
         (pb.ChatRequest(messages=[SYSTEM] * 5), "messages"),
         (pb.CompleteRequest(text="x", prompt_cache_key="k" * 300), "prompt_cache_key"),
         (pb.CompleteRequest(text="x", prompt_cache_retention="2h"), "prompt_cache_retention"),
+        (pb.CompleteRequest(text="x", cache_salt="s" * 257), "cache_salt"),
+        (pb.ChatRequest(messages=[SYSTEM], cache_salt="s" * 257), "cache_salt"),
     ],
 )
 async def test_bad_values_are_named(app: App, tmp_path: Path, request_: Call, param: str) -> None:

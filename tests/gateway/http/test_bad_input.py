@@ -109,6 +109,11 @@ SHARED: list[tuple[str, dict[str, Any]]] = [
     ("guided_choice", {"guided_choice": "a"}),
     ("guided_grammar", {"guided_grammar": "root ::= other"}),
     ("structured_outputs", {"structured_outputs": {"regex": "x", "choice": ["x"]}}),
+    ("guided_whitespace_pattern", {"guided_whitespace_pattern": 5}),
+    (
+        "guided_whitespace_pattern",
+        {"guided_json": {"type": "object"}, "guided_whitespace_pattern": 5},
+    ),
     ("stream", {"use_beam_search": True, "stream": True}),
     ("length_penalty", {"length_penalty": 2.0}),
     ("early_stopping", {"early_stopping": True}),
@@ -169,6 +174,14 @@ CHAT_ONLY: list[tuple[str, dict[str, Any]]] = [
     ("top_logprobs", {"top_logprobs": 2}),
     ("logprobs", {"logprobs": 5}),
     ("continue_final_message", {"continue_final_message": True}),
+    (
+        "continue_final_message",
+        {
+            "messages": [{"role": "assistant", "content": "x"}],
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
+    ),
     ("messages", {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}),
     ("messages", {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]}),
     ("messages", {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}),

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from support.gateway_app import MODEL, AppMaker
-from support.scripted_engine import MODEL_INFO, replay
+from support.scripted_engine import MODEL_INFO, prompt_of, replay
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError
 
@@ -63,6 +63,27 @@ async def test_ping_answers_post(make_app: AppMaker) -> None:
     assert (await app.http.post("/ping")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/ping", "GET, HEAD, POST"),
+        ("/health", "GET, HEAD"),
+        ("/v1/completions", "POST"),
+        (f"/v1/models/{MODEL}", "GET, HEAD"),
+        ("/llm/ping", "GET, HEAD, POST"),
+    ],
+)
+@pytest.mark.parametrize("method", ["OPTIONS", "PATCH"])
+async def test_a_405_names_every_method_of_the_path(
+    make_app: AppMaker, method: str, path: str, allowed: str
+) -> None:
+    app = make_app(replay([50]), root_path="/llm")
+    response = await app.http.request(method, path)
+    assert response.status_code == 405
+    assert response.headers.get_list("allow") == [allowed]
+    assert response.json()["error"]["message"] == "This route does not accept that method."
+
+
 async def test_version(make_app: AppMaker) -> None:
     app = make_app(replay([50]))
     assert set((await app.http.get("/version")).json()) == {"version"}
@@ -118,6 +139,8 @@ async def test_tokenize_a_conversation(make_app: AppMaker, tokenizer: Tokenizer)
         ("/detokenize", {"tokens": [-1]}),
         ("/detokenize", {"tokens": [2**40]}),
         ("/detokenize", {"tokens": ["x"]}),
+        ("/tokenize", {"prompt": "x", "messages": [USER]}),
+        ("/detokenize", {"tokens": [5, MODEL_INFO.vocab_size]}),
     ],
 )
 async def test_bad_tokenize_requests(
@@ -234,6 +257,45 @@ async def test_head_on_a_route_that_has_no_get(make_app: AppMaker) -> None:
     assert (await app.http.head("/nothing")).status_code == 404
 
 
+async def test_detokenize_names_the_token_outside_the_vocabulary(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    body = {"tokens": [5, MODEL_INFO.vocab_size + 7]}
+    error = (await app.http.post("/detokenize", json=body)).json()["error"]
+    assert error["param"] == "tokens"
+    assert error["message"] == "tokens has token id 1007, which is not in 0…999."
+    app.engine.info = None  # without a worker, the vocabulary is not known
+    assert (await app.http.post("/detokenize", json=body)).status_code == 200
+    assert (await app.http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+async def test_tokenize_takes_a_prompt_or_messages(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    response = await app.http.post("/tokenize", json={"prompt": "", "messages": [USER]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+
+
+async def test_tokenize_gives_the_template_what_chat_gives_it(make_app: AppMaker) -> None:
+    template = "{{ reasoning_effort }} {{ verbosity }} {{ messages[0].content }}"
+    app = make_app(replay([50]), chat_template=template)
+    body = {"messages": [USER], "reasoning_effort": "low", "verbosity": "high"}
+    found = (await app.http.post("/tokenize", json=body)).json()
+    await app.http.post("/v1/chat/completions", json=body)
+    assert found["tokens"] == prompt_of(app.engine.requests[0])
+    plain = await app.http.post("/tokenize", json={"messages": [USER]})
+    assert plain.json()["tokens"] != found["tokens"]
+
+
+async def test_tokenize_rejects_a_verbosity_that_the_template_does_not_read(
+    make_app: AppMaker,
+) -> None:
+    app = make_app(replay([50]))
+    body = {"messages": [USER], "verbosity": "low"}
+    response = await app.http.post("/tokenize", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "verbosity"
+
+
 async def test_tokenize_fills_the_template(make_app: AppMaker, tokenizer: Tokenizer) -> None:
     template = "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}"
     app = make_app(replay([50]), chat_template=template)
@@ -252,6 +314,7 @@ async def test_tokenize_fills_the_template(make_app: AppMaker, tokenizer: Tokeni
         ({}, "<|im_start|>assistant\n"),
         ({"add_generation_prompt": False}, "<|im_end|>\n"),
         ({"add_generation_prompt": False, "continue_final_message": True}, "Sure"),
+        ({"add_generation_prompt": None, "continue_final_message": True}, "Sure"),
     ],
 )
 async def test_tokenize_ends_as_asked(
