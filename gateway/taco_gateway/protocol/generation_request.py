@@ -7,9 +7,9 @@ null field counts as absent. `unsupported_fields` handles fields that are in no 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, field_validator
 
 from taco_gateway.protocol.cache_control import PromptCacheFields
 from taco_gateway.protocol.null_fields import NullsAreAbsent, without_nulls
@@ -24,6 +24,14 @@ from taco_proto.structured_outputs import PARAM
 
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one form of each number
 MAX_PRIORITY = 2**31 - 1
+_OR_LOW = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
+            {"const": "low"},
+        ]
+    }
+)
 
 
 class StreamOptions(NullsAreAbsent):
@@ -76,7 +84,7 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
     logits_processors: list[str] | None = None
     vllm_xargs: dict[str, Any] | None = None
 
-    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), _OR_LOW] = 0
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool = False

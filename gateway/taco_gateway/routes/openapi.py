@@ -58,7 +58,6 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     },
     "tokens": _TOKEN_IDS,
     "stop": {"anyOf": [{"type": "string"}, _STRINGS, {"type": "null"}]},
-    "priority": {"anyOf": [{"type": "integer"}, {"const": "low"}]},
 }
 _ERROR = {
     "type": "object",
