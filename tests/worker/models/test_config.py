@@ -126,6 +126,13 @@ def test_rope_theta_override_keeps_the_scaling(tmp_path: Path) -> None:
         assert _rotary(plan) == RotaryConfig(1e6, LinearScaling(2.0))
 
 
+def test_an_empty_override_keeps_the_scaling(tmp_path: Path) -> None:
+    path = _write(tmp_path, rope_scaling={"type": "linear", "factor": 2.0}, rope_theta=5.0)
+    for theta, expected in ((None, 5.0), (7.0, 7.0)):
+        plan = load_hf_config(path, rope_scaling={}, rope_theta=theta).plan
+        assert _rotary(plan) == RotaryConfig(expected, LinearScaling(2.0))
+
+
 def test_settings_by_both_names(tmp_path: Path) -> None:
     """transformers prefers one of them, other software the other."""
     fields = {
@@ -154,6 +161,9 @@ def test_theta_inside_the_scaling_override(tmp_path: Path) -> None:
     ("scaling", "message"),
     [
         ({"type": "spiral"}, "unknown rope scaling 'spiral'"),
+        ({"factor": 8.0}, "rope_scaling needs a rope_type .* got only 'factor'"),
+        ({"rope_theta": 1e6}, "rope_scaling needs a rope_type .* got only 'rope_theta'"),
+        ({"type": None}, "rope_scaling needs a rope_type"),
         ({"type": "linear"}, "'linear' needs a positive 'factor', not None"),
         ({"type": "linear", "factor": -1}, "not -1"),
         ({"type": "linear", "factor": "8"}, "not '8'"),

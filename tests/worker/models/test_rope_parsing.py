@@ -78,6 +78,12 @@ def test_the_original_length_beside_the_settings_counts_first() -> None:
     assert rotary.scaling.original_max_position_embeddings == 1024
 
 
+def test_settings_that_scale_nothing_need_no_type() -> None:
+    settings = {"rope_theta": 5.0, "rotary_pct": 0.5, "mrope_section": [1, 1, 0], "factor": None}
+    expected = RotaryConfig(5.0, None, 0.5, (1, 1, 0))
+    assert parse_rotary({**LENGTH, "rope_parameters": settings}) == expected
+
+
 def test_settings_by_layer_type() -> None:
     fields = {
         **LENGTH,
@@ -132,6 +138,9 @@ def test_settings_of_a_layer_type_are_an_object(value: object) -> None:
         ({"mrope_section": [2.5, 1, 1]}, r"mrope_section must be 3 integers, not \[2.5, 1, 1\]"),
         ({"mrope_section": [2, 2]}, r"mrope_section must be 3 integers, not \[2, 2\]"),
         ({"mrope_section": [4], "mrope_interleaved": True}, "mrope_interleaved is not supported"),
+        ({"factor": 8.0}, r"rope_scaling needs a rope_type \(default, linear, .*got only 'factor'"),
+        ({"rope_typ": "linear", "factor": 8.0}, "needs a rope_type .*'rope_typ', 'factor'"),
+        ({"rope_type": None, "factor": 8.0, "rope_theta": 5.0}, "needs a rope_type"),
     ],
     ids=str,
 )

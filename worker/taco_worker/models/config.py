@@ -15,7 +15,7 @@ from taco_worker.models.config_reading import config_file, read_hf_config
 from taco_worker.models.converted.header import is_converted
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
-from taco_worker.models.rope_parsing import check_rope_names, is_by_layer_type
+from taco_worker.models.rope_parsing import check_rope_names, check_rope_type, is_by_layer_type
 from taco_worker.models.stored_modules import with_stored_modules
 from taco_worker.models.tied_embeddings import with_stored_embeddings
 from taco_worker.models.weight_files import CheckpointFiles, LoadFormat
@@ -84,7 +84,8 @@ def load_hf_config(
     """Read a model directory's configuration.
 
     Args:
-        rope_scaling, rope_theta: override config.json's rotary position settings.
+        rope_scaling, rope_theta: override config.json's rotary position settings; empty, None: keep
+            them.
         config_format: hf (config.json), mistral (params.json), or auto: the one that exists.
         hf_overrides: replace fields of the configuration; objects are merged.
         disable_sliding_window: limit sequences to the window, so that it never applies.
@@ -110,7 +111,7 @@ def load_hf_config(
     _check_sizes(file, hf_config)
     _check_types(file, hf_config)
     try:
-        if rope_scaling is None:
+        if not rope_scaling:
             check_rope_names(hf_config)
         config = _parse(files, _override_rope(hf_config, rope_scaling, rope_theta), generation)
         plan = with_stored_embeddings(config.plan, files)
@@ -204,15 +205,17 @@ def _override_rope(
     hf_config: dict[str, Any], rope_scaling: Mapping[str, Any] | None, rope_theta: float | None
 ) -> dict[str, Any]:
     """Apply the overrides under the keys that `parse_rotary` reads first."""
-    if rope_scaling is None and rope_theta is None:
+    if not rope_scaling and rope_theta is None:
         return hf_config
+    if rope_scaling:
+        check_rope_type(rope_scaling)
     if is_by_layer_type(hf_config.get("rope_parameters") or {}):
         raise ValueError("rope settings by layer type cannot be overridden: edit config.json")
     current = hf_config.get("rope_parameters") or {
         **(hf_config.get("rope_scaling") or {}),
         "rope_theta": hf_config.get("rope_theta"),
     }
-    scaling = current if rope_scaling is None else rope_scaling
+    scaling = rope_scaling or current
     theta = scaling.get("rope_theta") or current.get("rope_theta")
     theta = theta if rope_theta is None else rope_theta
     parameters = {**scaling, "rope_theta": theta}

@@ -23,6 +23,8 @@ _AXES = 3  # of M-RoPE: time, height, width
 # Names of older configs, and of models whose code is in their repository.
 _THETA_FIELDS = ("rope_theta", "rotary_emb_base", "rope_embedding_base")
 _PARTIAL_FIELDS = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rope_percent")
+# Settings that have an effect without a type.
+_UNSCALED_FIELDS = {*_THETA_FIELDS, *_PARTIAL_FIELDS, "mrope_section", "mrope_interleaved"}
 
 
 def parse_rotary(
@@ -37,8 +39,8 @@ def parse_rotary(
         default_theta, default_partial: theta and partial_rotary_factor of configs without them.
 
     Raises:
-        ValueError: the kind of scaling is unknown, one of its numbers is missing, or settings
-            differ by layer type.
+        ValueError: the kind of scaling is missing or unknown, one of its numbers is missing, or
+            settings differ by layer type.
     """
     parameters = hf_config.get("rope_parameters") or {}
     if is_by_layer_type(parameters):
@@ -125,6 +127,19 @@ def check_rope_names(hf_config: Mapping[str, Any]) -> None:
         )
 
 
+def check_rope_type(given: Mapping[str, Any]) -> None:
+    """Refuse settings without a type, which other software rejects or ignores.
+
+    Raises:
+        ValueError: there is neither `rope_type` nor `type`.
+    """
+    if not given.get("rope_type") and not given.get("type"):
+        raise ValueError(
+            f"rope_scaling needs a rope_type ({', '.join(_KINDS)}), got only "
+            f"{', '.join(map(repr, given)):.200}"
+        )
+
+
 def _differing(*both: Mapping[str, Any]) -> list[str]:
     """The settings that are not equal, without those that configs may have beside them."""
     outside = {"type", "rope_type", *_THETA_FIELDS, *_PARTIAL_FIELDS}
@@ -204,6 +219,8 @@ def _kind(given: Mapping[str, Any]) -> Any:
 def _parse_scaling(
     given: Mapping[str, Any], hf_config: Mapping[str, Any], partial: float
 ) -> RopeScaling | None:
+    if {name for name, value in given.items() if value is not None} - _UNSCALED_FIELDS:
+        check_rope_type(given)
     kind = _kind(given)
 
     def number(name: str, default: float | None = None) -> float:
