@@ -1,7 +1,7 @@
 """Sampling parameters of a request: how tokens are chosen, and when a sequence ends."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, InitVar, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -94,12 +94,13 @@ class SamplingParams:
         bad_words: texts that are not generated, with or without a space in front. Each is a
             sequence of tokens: its last token is banned wherever the output ends with the others.
         bad_words_token_ids: the same as sequences of token ids.
-        structured_outputs: what the text must match, such as a JSON schema. None: free text.
+        structured_outputs: what the text must match, such as a JSON schema; also as a mapping of
+            its fields. None: free text.
         extra_args: arguments of loaded logits processors, as a JSON object.
         guided_decoding: the older form of `structured_outputs`; both at once are an error.
 
     Raises:
-        InvalidParameterError: a value is out of range; `param` names it.
+        InvalidParameterError: a value has the wrong type or is out of range; `param` names it.
     """
 
     n: int = 1
@@ -148,26 +149,34 @@ class SamplingParams:
                 raise InvalidParameterError(
                     "structured_outputs and guided_decoding exclude each other", "guided_decoding"
                 )
+            if not isinstance(guided_decoding, GuidedDecodingParams):
+                raise _wrong_type("guided_decoding", "GuidedDecodingParams", guided_decoding)
             object.__setattr__(self, "structured_outputs", guided_decoding.constraint())
+        elif self.structured_outputs is not None:
+            object.__setattr__(self, "structured_outputs", _constraint(self.structured_outputs))
         for name, default in _DEFAULTS:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         # Normal forms, so that everything downstream sees one type.
-        object.__setattr__(self, "stop", _texts(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        object.__setattr__(self, "stop", _texts("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-        object.__setattr__(self, "bad_words", _texts(self.bad_words))
-        words = tuple(tuple(word) for word in self.bad_words_token_ids or ())
+            allowed = _items("allowed_token_ids", self.allowed_token_ids)
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        object.__setattr__(self, "bad_words", _texts("bad_words", self.bad_words))
+        words = _items("bad_words_token_ids", self.bad_words_token_ids)
+        words = tuple(_items("bad_words_token_ids", word) for word in words)
         object.__setattr__(self, "bad_words_token_ids", words)
         object.__setattr__(self, "logits_processors", checked_processors(self.logits_processors))
         extra_args_to_json(self.extra_args)
-        object.__setattr__(self, "logprob_token_ids", tuple(self.logprob_token_ids or ()))
+        listed = _items("logprob_token_ids", self.logprob_token_ids)
+        object.__setattr__(self, "logprob_token_ids", listed)
         if self.logprob_token_ids and self.logprobs is None:
             object.__setattr__(self, "logprobs", 0)
         if self.top_k == 0:
             object.__setattr__(self, "top_k", -1)
+        self._check_switches()
         self._check_counts()
         self._check_numbers()
         self._check_lists()
@@ -211,6 +220,12 @@ class SamplingParams:
     def with_updates(self, **changes: Any) -> "SamplingParams":
         """A copy with some fields changed, checked again."""
         return replace(self, **changes)
+
+    def _check_switches(self) -> None:
+        for name in _SWITCHES:
+            value = getattr(self, name)
+            if value is not True and value is not False:
+                raise _wrong_type(name, "true or false", value)
 
     def _check_counts(self) -> None:
         _check_int("n", self.n, 1, MAX_SEQUENCES)
@@ -368,10 +383,47 @@ _DEFAULTS = tuple(
     for f in fields(SamplingParams)
     if f.default not in (None, MISSING) and f.name != "max_tokens"
 )
+_SWITCHES = tuple(f.name for f in fields(SamplingParams) if f.type is bool)
+# Checks run several times in a request. Tuples of types, the usual one first, are faster than
+# unions and abstract types.
+_LISTS = (tuple, list)
+_MAPPINGS = (dict, Mapping)
+_NUMBERS = (int, float)
 
 
-def _texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value or ())
+def _wrong_type(name: str, expected: str, value: object) -> InvalidParameterError:
+    return InvalidParameterError(f"{name} must be {expected}, got {value!r:.80}", name)
+
+
+def _constraint(value: object) -> StructuredOutputsParams:
+    if isinstance(value, StructuredOutputsParams):
+        return value
+    if isinstance(value, Mapping):
+        return StructuredOutputsParams.from_fields(value)
+    raise _wrong_type("structured_outputs", "StructuredOutputsParams", value)
+
+
+def _items(name: str, value: object) -> tuple[Any, ...]:
+    """The items of a list or of another iterable; None: no items."""
+    if value is None:
+        return ()
+    if isinstance(value, _LISTS):
+        return tuple(value)
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise _wrong_type(name, "a list", value)
+    return tuple(value)
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else _items(name, value)
+
+
+def _biases(value: object) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, _MAPPINGS):
+        raise _wrong_type("logit_bias", "a mapping of token ids to numbers", value)
+    return dict(value)
 
 
 def _check_token_ids(name: str, token_ids: Sequence[int], max_length: int) -> None:
@@ -396,7 +448,7 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
 def _check_float(
     name: str, value: object, low: float, high: float, *, open_low: bool = False
 ) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, _NUMBERS) or isinstance(value, bool):
         raise InvalidParameterError(f"{name} must be a number, got {value!r}", name)
     if math.isnan(value) or not low <= value <= high or (open_low and value - low < FLOAT32_TINY):
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"

@@ -8,6 +8,15 @@ from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.structured_outputs import StructuredOutputsParams
 
+SWITCHES = (
+    "use_beam_search",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+
 
 @pytest.mark.parametrize(
     ("param", "values"),
@@ -28,12 +37,17 @@ from taco_proto.structured_outputs import StructuredOutputsParams
         ("truncate_prompt_tokens", [0]),
         ("no_repeat_ngram_size", [-1]),
         ("seed", [2**70, "x"]),
-        ("stop", ["", [""], ["x" * 10_000], ["a"] * 100, [1]]),
-        ("stop_token_ids", [[-1], ["a"], [2**31]]),
+        ("stop", ["", [""], ["x" * 10_000], ["a"] * 100, [1], 5, b"x", {"x": 1}]),
+        ("stop_token_ids", [[-1], ["a"], [2**31], 5, 0, b"x", "x"]),
         ("logit_bias", [{-1: 0.0}, {5: 101.0}, {5: float("nan")}, dict.fromkeys(range(2000), 0.0)]),
-        ("allowed_token_ids", [[], [-1], ["a"], [True], [1.0], [2**31], range(2**16 + 1)]),
-        ("bad_words", [[""], [" "], ["x" * 300], ["x"] * 257, [1]]),
-        ("bad_words_token_ids", [[[]], [[-1]], [["a"]], [[1]] * 513]),
+        ("logit_bias", [[1], [(1, 1.0)], 5, "x"]),
+        ("allowed_token_ids", [[], [-1], ["a"], [True], [1.0], [2**31], range(2**16 + 1), 5]),
+        ("bad_words", [[""], [" "], ["x" * 300], ["x"] * 257, [1], 5]),
+        ("bad_words_token_ids", [[[]], [[-1]], [["a"]], [[1]] * 513, 5, [5]]),
+        ("logprob_token_ids", [5, "x", [-1]]),
+        ("structured_outputs", [5, "x", {"regexp": "a"}]),
+        ("guided_decoding", [5, {"regex": "a"}]),
+        *((switch, ["no", 1, 0, [], 0.0]) for switch in SWITCHES),
         ("length_penalty", [2.0, 10.5, float("nan"), "x"]),
         ("early_stopping", [True, "never", "soon", 2]),
     ],
@@ -87,6 +101,13 @@ def test_normal_forms() -> None:
     assert params.stop_token_ids == (1,)
     assert params.top_k == -1
     assert params.logit_bias == {3: 1}
+    assert SamplingParams(stop_token_ids=range(2)).stop_token_ids == (0, 1)
+
+
+def test_a_constraint_may_be_a_mapping() -> None:
+    constraint: Any = {"regex": "a", "json": None}
+    params = SamplingParams(structured_outputs=constraint)
+    assert params.structured_outputs == StructuredOutputsParams(regex="a")
 
 
 def test_updates_are_checked() -> None:
