@@ -270,7 +270,9 @@ class LLM:
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        each = sampling_params if is_list(sampling_params) else [sampling_params] * len(prompts)
+        each: Sequence[Any] = (
+            sampling_params if is_list(sampling_params) else [sampling_params] * len(prompts)
+        )
         if priority is None:
             priority = [0] * len(prompts)
         _check_one_each("sampling_params", each, SamplingParams, len(prompts))

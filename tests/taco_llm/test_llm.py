@@ -30,6 +30,7 @@ pytestmark = pytest.mark.kernels
 
 ENGINE: dict[str, Any] = {"num_gpu_blocks_override": 256, "num_threads": 1, "max_num_seqs": 8}
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
+USER = {"role": "user", "content": "Hi"}
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,34 @@ def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
     assert own[0].prompt == "Hi!"
 
 
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", "messages must be a list of messages or of conversations, got 'hi'"),
+        ({"role": "user", "content": "Hi"}, "messages must be a list of messages or of conv"),
+        (None, "messages must be a list of messages or of conversations, got None"),
+        (["hi"], r"messages\[0\] must be a list of messages, got 'hi'"),
+        ([USER, "hi"], r"messages\[1\] must be a mapping with role and content, got 'hi'"),
+        ([[USER], USER], r"messages\[1\] must be a list of messages, got {"),
+        ([{"content": "Hi"}], r"messages\[0\].role must be a string, got None"),
+        (
+            [{"role": "user"}],
+            r"messages\[0\].content must be a string or a list of text parts, got",
+        ),
+        ([[USER], [{**USER, "content": 5}]], r"messages\[1\]\[0\].content must be a string"),
+        ([{**USER, "content": []}], r"messages\[0\].content must be a string"),
+        ([{"role": "tool", "content": None}], r"messages\[0\].content must be a string"),
+        ([{**USER, "content": [{"type": "image"}]}], "content parts must be text"),
+        ([[]], "messages must not be empty"),
+    ],
+    ids=str,
+)
+def test_invalid_messages_are_named(llm: LLM, messages: Any, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message) as caught:
+        llm.chat(messages, GREEDY, use_tqdm=False)
+    assert caught.value.param == "messages"
+
+
 def test_a_chat_shows_a_call_as_the_server_does(llm: LLM) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     history = [{"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -192,7 +221,7 @@ def test_the_progress_bar_counts_prompts(llm: LLM, capsys: pytest.CaptureFixture
 
 
 def test_an_invalid_prompt_fails_alone(llm: LLM) -> None:
-    bad: list[Any] = [{"prompt_token_ids": [10**6]}, [-1], [], {}, {"text": "x"}, 2.5]
+    bad: list[Any] = [{"prompt_token_ids": [10**6]}, [-1], [], {}, {"text": "x"}, 2.5, b"x"]
     for prompt in bad:
         with pytest.raises(InvalidParameterError):
             llm.generate(["fine", prompt, "fine"], GREEDY, use_tqdm=False)
@@ -204,6 +233,42 @@ def test_an_invalid_prompt_fails_alone(llm: LLM) -> None:
     with pytest.raises(ValueError, match="either prompts or prompt_token_ids"):
         llm.generate()
     assert llm.generate("fine", GREEDY, use_tqdm=False)[0].finished
+
+
+@pytest.mark.parametrize("prompt", [b"import os", bytearray(b"ab"), memoryview(b"ab"), 2.5])
+def test_bytes_are_no_token_ids(llm: LLM, prompt: Any) -> None:
+    for given in (prompt, [prompt], {"prompt": prompt}, {"prompt_token_ids": prompt}):
+        with pytest.raises(InvalidParameterError, match="a prompt must be a text, a list of token"):
+            llm.generate(given, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sampling_params": {"n": 1}}, "sampling_params must be SamplingParams, got {'n': 1}"),
+        ({"sampling_params": [GREEDY, 5]}, "sampling_params must be SamplingParams, got 5"),
+        ({"priority": ["x", 1]}, "priority must be int, got 'x'"),
+        ({"priority": 5}, "priority must be a list, got 5"),
+    ],
+)
+def test_arguments_of_another_type_are_named(
+    llm: LLM, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=message) as caught:
+        llm.generate(["a", "b"], use_tqdm=False, **arguments)
+    assert caught.value.param in arguments
+
+
+@pytest.mark.parametrize("argument", [{"sampling_params": {"n": 1}}, {"priority": "x"}])
+async def test_the_async_engine_names_arguments_of_another_type(
+    checkpoint: Path, argument: dict[str, Any]
+) -> None:
+    engine = AsyncLLMEngine.from_engine_args(EngineArgs(model=str(checkpoint), **ENGINE))
+    try:
+        with pytest.raises(InvalidParameterError, match=f"{next(iter(argument))} must be"):
+            await engine.complete("a", **argument)
+    finally:
+        await engine.shutdown()
 
 
 def test_llm_works_inside_a_running_event_loop(llm: LLM) -> None:
@@ -269,6 +334,8 @@ def test_vllm_arguments_are_accepted(checkpoint: Path, caplog: pytest.LogCapture
         LLM(path, tensor_parallel_size=2)
     with pytest.raises(TypeError, match="bogus"):
         LLM(path, bogus=1)
+    with pytest.raises(ConfigurationError, match="model must be a string, got 5"):
+        LLM(5)  # type: ignore[arg-type]
     with pytest.raises(
         ConfigurationError, match="block_size=7 is not available; choose from 8, 16, 32"
     ):

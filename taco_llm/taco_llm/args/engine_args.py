@@ -308,6 +308,8 @@ class EngineArgs(DeviceArgs):
             texts = getattr(self, name)
             texts = (texts,) if isinstance(texts, str | type) else tuple(texts)
             object.__setattr__(self, name, texts)
+        if not isinstance(self.model, str):
+            raise ConfigurationError(f"model must be a string, got {self.model!r}")
         if not self.model:
             raise ConfigurationError(
                 "model is empty: give a directory, a hub id or a bundled model such as demo"

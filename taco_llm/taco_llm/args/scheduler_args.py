@@ -263,5 +263,7 @@ class SchedulerArgs:
 
 def check_at_least(name: str, value: int | None, low: int) -> None:
     """Raises ConfigurationError unless `value` is None or an integer of at least `low`."""
-    if value is not None and (not isinstance(value, int) or value < low):
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise ConfigurationError(f"{name} must be an integer of at least {low}, got {value!r}")

@@ -70,9 +70,10 @@ def test_an_unreachable_hub_is_a_one_line_error(
 @pytest.mark.parametrize(
     "name", ["max_model_len", "num_threads", "max_num_seqs", "num_gpu_blocks_override"]
 )
-def test_numbers_below_one_are_rejected(name: str) -> None:
+@pytest.mark.parametrize("value", [0, True, "4"])
+def test_numbers_below_one_are_rejected(name: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} must be an integer of at least 1"):
-        DraftWorkerArgs(speculative_model="demo-draft", **{name: 0})  # type: ignore[arg-type]
+        DraftWorkerArgs(speculative_model="demo-draft", **{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
