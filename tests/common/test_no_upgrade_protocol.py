@@ -80,7 +80,7 @@ async def serving(protocol: type[asyncio.Protocol]) -> AsyncIterator[int]:
 
 
 async def exchange_pieces(port: int, pieces: list[bytes]) -> bytes:
-    """Sends each piece in a segment of its own; returns all answers."""
+    """Sends each piece in a separate segment; returns all answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for piece in pieces:

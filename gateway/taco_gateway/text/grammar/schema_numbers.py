@@ -32,7 +32,7 @@ _MAX_SHOWN_CHARS = 50
 _INTEGERS_END = 2**63
 # The first bound away from zero for which the next power of ten is beyond the integers' end.
 _LONE_END = 10**18
-# Stands for the first number above 0: the expression of a smaller bound is nested too deeply.
+# In place of the first number above 0: the expression of a smaller bound is nested too deeply.
 _ABOVE_ZERO = 1e-64
 _FLOATS_APART = 4  # llguidance may read a number of 17 digits as the float beside it
 

@@ -274,7 +274,7 @@ class ResponseFormats:
 
 
 def _last(markers: Sequence[str], text: str) -> int:
-    """Where the last of the markers begins; -1: there is none."""
+    """Where the last of the markers begins; -1: nowhere."""
     return max(map(text.rfind, markers), default=-1)
 
 
