@@ -165,6 +165,22 @@ def test_requests_of_a_group_run_together() -> None:
     assert list(map(names, take(one))) == [["a", "b"]]
 
 
+@pytest.mark.parametrize("fusion_bytes", [0, 1000])
+def test_requests_of_a_group_share_a_buffer_by_dtype_and_device(fusion_bytes: int) -> None:
+    one = coordinator(fusion_bytes=fusion_bytes)
+    kinds = {"a": {}, "b": {"dtype": "int64"}, "c": {"device": "cuda"}, "d": {}}
+    together = [
+        replace(GRADIENT, name=name, together="g", num_together=4, **fields)  # type: ignore[arg-type]
+        for name, fields in kinds.items()
+    ]
+    submit(one, 0, *together)
+    submit(one, 1, *together[1:])
+    assert take(one) == []
+    submit(one, 1, together[0])
+    batches = take(one)
+    assert sorted(map(sorted, map(names, batches))) == [["a", "d"], ["b"], ["c"]]
+
+
 def test_groups_of_one_label_in_two_process_sets_run_apart() -> None:
     one = coordinator(2, fusion_bytes=0)
     for rank in range(2):

@@ -55,6 +55,13 @@ def test_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     found.zero_()  # it can be written to, or is empty
 
 
+def test_views_that_are_conjugate_or_negative() -> None:
+    tensor = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    found, imaginary = decode_object(encode_object([tensor, tensor.imag]))
+    assert torch.equal(found, tensor)
+    assert torch.equal(imaginary, tensor.imag)
+
+
 def test_arrays_dtypes_and_sizes() -> None:
     value = [np.arange(6.0).reshape(2, 3)[:, ::2], np.float32(0.1), torch.int8, torch.Size([2, 0])]
     array, scalar, dtype, size = decode_object(encode_object(value))

@@ -67,7 +67,8 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
             )
         parts.append(b"T")
         _write([str(value.dtype)[len("torch.") :], list(value.shape)], parts, depth + 1)
-        flat = value.detach().cpu().contiguous().flatten()
+        values = value.detach().resolve_conj().resolve_neg()
+        flat = values.cpu().contiguous().flatten()
         _write_bytes(b"b", flat.view(torch.uint8).numpy().tobytes(), parts)
     elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         array = np.asarray(value)

@@ -98,3 +98,21 @@ def train(members: list[int]) -> Tensor:
     model(torch.eye(4)[hvd.rank()]).backward()
     optimizer.step()
     return model.weight.detach()[0]
+
+
+def test_an_optimizer_combines_updates_of_added_parameters(ranks: RankPool) -> None:
+    for result in ranks.run(train_added):
+        torch.testing.assert_close(result, torch.ones(4) - 0.1)
+
+
+def train_added() -> Tensor:
+    """A scheduler is made before the optimizer is wrapped, too."""
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.ones_(model.weight)
+    plain = torch.optim.SGD([torch.zeros(1)], 0.1)
+    torch.optim.lr_scheduler.StepLR(plain, 1)
+    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Adasum)
+    optimizer.add_param_group({"params": list(model.parameters())})
+    model(torch.eye(4)[hvd.rank()]).backward()
+    optimizer.step()
+    return model.weight.detach()[0]

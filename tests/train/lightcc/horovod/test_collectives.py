@@ -107,6 +107,20 @@ def special_allreduces() -> tuple[Any, ...]:
     )
 
 
+def test_a_group_of_several_dtypes(ranks: RankPool) -> None:
+    total = sum(2**53 + rank for rank in range(SIZE))  # not exact in any float
+    for results, in_place in ranks.run(reduce_mixed_groups):
+        assert [one.dtype for one in results] == [torch.float32, torch.int64, torch.float16]
+        assert [one.item() for one in results] == [SIZE, total, 2 * SIZE]
+        assert [one.item() for one in in_place] == [SIZE, total, 2 * SIZE]
+
+
+def reduce_mixed_groups() -> tuple[list[Tensor], list[Tensor]]:
+    group = [torch.ones(1), torch.tensor([2**53 + hvd.rank()]), torch.ones(1).half() * 2]
+    results = hvd.grouped_allreduce(group, op=hvd.Sum)
+    return results, hvd.grouped_allreduce_(group, name="in place", op=hvd.Sum)
+
+
 def test_gathers(ranks: RankPool) -> None:
     rows = [torch.full((rank, 2), rank) for rank in range(SIZE)]
     for rank, (gathered, from_two, parts, objects, value) in enumerate(ranks.run(gathers)):
@@ -210,6 +224,24 @@ def groups_in_process_sets() -> tuple[list[float], list[list[int]]]:
     for one in sets:
         hvd.remove_process_set(one)
     return [one.item() for one in sums], [one.tolist() for one in rows]
+
+
+def test_unnamed_calls_of_a_process_set_do_not_count_for_all_ranks(ranks: RankPool) -> None:
+    for sums in ranks.run(unnamed_in_two_sets):
+        assert sums == [SIZE, 100 * SIZE]
+
+
+def unnamed_in_two_sets() -> list[float]:
+    first = hvd.add_process_set([0])
+    if hvd.rank() == 0:
+        hvd.allreduce(torch.zeros(1), process_set=first)
+        hvd.barrier(process_set=first)
+    values = [torch.tensor(value) for value in (1.0, 100.0)]
+    handles = [hvd.allreduce_async(one, op=hvd.Sum) for one in values]
+    hvd.barrier()
+    sums = [hvd.synchronize(one).item() for one in handles]
+    hvd.remove_process_set(first)
+    return sums
 
 
 def test_process_sets(ranks: RankPool) -> None:

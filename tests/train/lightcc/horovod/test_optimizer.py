@@ -119,6 +119,110 @@ def keeps_its_class() -> None:
     assert optimizer.state_dict()["param_groups"][0]["momentum"] == 0.9
 
 
+def first_weight(model: nn.Sequential) -> nn.Parameter:
+    return next(model.parameters())
+
+
+def average_gradient(model: nn.Sequential) -> Tensor:
+    """Of the first layer's weight, over the ranks' first batches."""
+    loss = torch.stack([loss_of(model, rank, 0) for rank in range(SIZE)]).mean()
+    (gradient,) = torch.autograd.grad(loss, [first_weight(model)])
+    return gradient
+
+
+def test_a_scheduler_made_before_the_optimizer_is_wrapped(ranks: RankPool) -> None:
+    expected = -0.5 * average_gradient(make_model(0))
+    for move, rate in ranks.run(step_with_an_earlier_scheduler):
+        torch.testing.assert_close(move, expected)
+        assert rate == pytest.approx(0.05)
+
+
+def step_with_an_earlier_scheduler() -> tuple[Tensor, float]:
+    """How far the first layer's weight moves, and the learning rate afterwards."""
+    model = make_model(0)
+    before = first_weight(model).detach().clone()
+    plain = torch.optim.SGD(model.parameters(), 0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.1)
+    optimizer = wrap(model, plain)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # loads a state on the other ranks
+    loss_of(model, hvd.rank(), 0).backward()
+    optimizer.step()
+    scheduler.step()
+    return first_weight(model).detach() - before, optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("change", ["unfreeze", "add_param_group"])
+def test_parameters_that_come_after_the_optimizer_is_wrapped(ranks: RankPool, change: str) -> None:
+    results = ranks.run(train_more_parameters, change)
+    for first, second in results:
+        torch.testing.assert_close(first, -average_gradient(make_model(0)))
+        assert torch.equal(second, results[0][1])
+
+
+def train_more_parameters(change: str) -> list[Tensor]:
+    """How far the first layer's weight moves in each of two steps."""
+    model = make_model(0)
+    weight = first_weight(model)
+    others = [one for one in model.parameters() if one is not weight]
+    weight.requires_grad_(False)
+    given = others if change == "add_param_group" else model.parameters()
+    optimizer = wrap(model, torch.optim.SGD(given, 1.0))
+    if change == "add_param_group":
+        optimizer.add_param_group({"params": [weight]})
+    weight.requires_grad_(True)
+    moves = []
+    for step in range(2):
+        before = weight.detach().clone()
+        optimizer.zero_grad()
+        loss_of(model, hvd.rank(), step).backward()
+        optimizer.step()
+        moves.append(weight.detach() - before)
+    return moves
+
+
+def test_gradients_of_a_closure_are_combined(ranks: RankPool) -> None:
+    expected = train_alone()
+    for result in ranks.run(train_with_a_closure):
+        for one, alone in zip(result, expected, strict=True):
+            torch.testing.assert_close(one, alone, rtol=1e-5, atol=1e-5)
+
+
+def train_with_a_closure() -> list[Tensor]:
+    model = make_model(0)
+    optimizer = wrap(model, torch.optim.Adam(model.parameters(), 0.01))
+    for step in range(STEPS):
+
+        def loss_and_gradients(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, hvd.rank(), step)
+            loss.backward()
+            return loss
+
+        assert optimizer.step(loss_and_gradients) > 0
+    return [one.detach() for one in model.parameters()]
+
+
+def test_one_rank_may_accumulate_gradients() -> None:
+    with RankPool(1) as pool:
+        (weight,) = pool.run(accumulate)
+    model = make_model(0)
+    for step in range(2):
+        loss_of(model, 0, step).backward()
+    gradient = first_weight(model).grad
+    assert gradient is not None
+    torch.testing.assert_close(weight, first_weight(model).detach() - gradient)
+
+
+def accumulate() -> Tensor:
+    hvd.init()
+    model = make_model(0)
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 1.0))
+    for step in range(2):
+        loss_of(model, 0, step).backward()
+    optimizer.step()
+    return first_weight(model).detach()
+
+
 def test_clipping_between_synchronize_and_step(ranks: RankPool) -> None:
     norms = ranks.run(clip)
     assert len(set(norms)) == 1
@@ -226,6 +330,23 @@ def test_synchronized_batch_norm(ranks: RankPool) -> None:
     for _, _, mean, variance in results:
         torch.testing.assert_close(mean, alone.running_mean)
         torch.testing.assert_close(variance, alone.running_var)
+
+
+def test_synchronized_batch_norm_keeps_64_bits(ranks: RankPool) -> None:
+    rows = torch.cat([far_rows_of(rank) for rank in range(SIZE)])
+    expected = nn.BatchNorm1d(3).double()(rows)
+    found = torch.cat(ranks.run(normalize_far_rows))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def far_rows_of(rank: int) -> Tensor:
+    random = torch.Generator().manual_seed(rank)
+    return torch.randn(4, 3, dtype=torch.float64, generator=random) + 1e4
+
+
+def normalize_far_rows() -> Tensor:
+    result: Tensor = hvd.SyncBatchNorm(3).double()(far_rows_of(hvd.rank()))
+    return result.detach()
 
 
 def images_of(rank: int) -> Tensor:

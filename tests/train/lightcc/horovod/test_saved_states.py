@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 import taco_train.lightcc.horovod.torch as hvd
 from support.train_processes import RankPool
+from taco_train.lightcc.horovod.exceptions import HostsUpdatedInterrupt
 
 SHARED = ["a", "a", "b", "b"]
 VARIABLES = {
@@ -114,3 +116,55 @@ def test_a_state_of_another_number_of_ranks_is_ignored() -> None:
     for result in second:
         assert all(not one.any() for one in result.moved)
         assert set(result.state["lightcc"]["steps"].values()) == {1}
+
+
+def test_a_reset_of_an_elastic_job_loses_nothing() -> None:
+    """After a failure the residuals are those of the commit; when hosts change, the last ones."""
+    variables = {**VARIABLES, "LIGHT_TOPK_RATIO": "0.05"}
+    with RankPool(2, hosts=["a", "b"], environment=variables) as pool:
+        results = pool.run(train_with_resets)
+    for kept, found in results:
+        assert [set(one["steps"].values()) for one in found] == [{1}, {3}]
+        for before, after in zip(kept, found, strict=True):
+            assert after["steps"] == before["steps"]
+            assert after["residuals"].keys() == before["residuals"].keys()
+            for key, residual in before["residuals"].items():
+                assert residual["values"].any()
+                assert torch.equal(after["residuals"][key]["values"], residual["values"])
+
+
+def train_with_resets() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What TopK has not sent before each of two resets, and after it."""
+    hvd.init()
+    model = nn.Linear(30, 40)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 1.0), model.named_parameters()
+    )
+    kept: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
+
+    def step() -> None:
+        optimizer.zero_grad()
+        pairs = zip(model.parameters(), gradients_of(hvd.rank()), strict=True)
+        torch.stack([(one * gradient).sum() for one, gradient in pairs]).sum().backward()
+        optimizer.step()
+
+    @hvd.elastic.run
+    def train_in_rounds(state: Any) -> None:
+        if kept:
+            found.append(optimizer.state_dict()["lightcc"])
+        if len(found) == 2:
+            return
+        step()
+        state.commit()
+        if not kept:
+            kept.append(optimizer.state_dict()["lightcc"])
+        step()
+        if not found:
+            raise hvd.HorovodInternalError("a rank was lost")
+        kept.append(optimizer.state_dict()["lightcc"])
+        raise HostsUpdatedInterrupt
+
+    with patch("taco_train.lightcc.horovod.elastic.run.is_elastic", return_value=True):
+        train_in_rounds(hvd.elastic.TorchState(model, optimizer))
+    return kept, found

@@ -6,6 +6,7 @@ import gc
 import re
 import weakref
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -41,6 +42,10 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     "complex64 are not supported; convert it to one of bfloat16, bool, ": (
         ValueError,
         lambda: hvd.allreduce(torch.zeros(1, dtype=torch.complex64)),
+    ),
+    "allreduce.b: bools have no average; use op=hvd.Max or op=hvd.Min": (
+        ValueError,
+        lambda: hvd.allreduce(torch.ones(1, dtype=torch.bool), name="b"),
     ),
     "layout torch.sparse_coo are not supported: use sparse_": (
         ValueError,
@@ -187,6 +192,11 @@ def leave_a_handle() -> None:
     assert tensor() is None
 
 
+class Limits(NamedTuple):
+    least: float
+    most: float
+
+
 def test_wrong_optimizers_and_models(ranks: RankPool) -> None:
     ranks.run(pass_other_objects)
 
@@ -202,6 +212,10 @@ def pass_other_objects() -> None:
         hvd.broadcast_parameters(model, root_rank=0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="an optimizer of torch is needed, not NoneType"):
         hvd.broadcast_optimizer_state(None, root_rank=0)  # type: ignore[arg-type]
+    if hvd.rank() == 0:  # which finds out before it sends anything
+        optimizer.param_groups[0]["limits"] = Limits(0.0, 1.0)
+        with pytest.raises(TypeError, match=r"a value of type .*\.Limits cannot be sent"):
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     with pytest.raises(TypeError, match="model must be a torch Module, not list"):
         hvd.elastic.TorchState([model])  # type: ignore[arg-type]
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == SIZE

@@ -9,7 +9,7 @@ from taco_train.lightcc.horovod.exceptions import NotInitializedError
 from taco_train.lightcc.job import Job
 
 _jobs: list[Job] = []
-_numbers: dict[str, itertools.count[int]] = {}
+_numbers: dict[tuple[str, int], itertools.count[int]] = {}
 # Works by handle (torch/handles.py); these hold tensors.
 pending: dict[int, Any] = {}
 
@@ -40,6 +40,6 @@ def take_current() -> Job | None:
     return _jobs.pop() if _jobs else None
 
 
-def next_number(kind: str) -> int:
-    """How many unnamed collectives of this kind there were: equal on all ranks."""
-    return next(_numbers.setdefault(kind, itertools.count(1)))
+def next_number(kind: str, group: int) -> int:
+    """How many unnamed collectives of this kind a process set had: equal on its ranks."""
+    return next(_numbers.setdefault((kind, group), itertools.count(1)))

@@ -137,7 +137,9 @@ class Coordinator:
             batches += self._fail_all(f"rank {rank} {why}")
         keys, self._complete = list(self._complete), {}
         units = self._units(keys)
-        batches += [one for unit in self._fused(units, now) for one in self._run(unit)]
+        for buffer in self._fused(units, now):
+            for part in self._by_dtype(buffer):
+                batches += self._run(part)
         if len(self._joined) == self._size:
             batches.append(Batch(is_join=True, result=self._joined[-1]))
             self._joined.clear()
@@ -256,6 +258,14 @@ class Coordinator:
             prescale=first.prescale,
             postscale=first.postscale,
         )
+
+    def _by_dtype(self, keys: list[Key]) -> Iterable[list[Key]]:
+        """Keys of tensors that can share memory: a unit may have several dtypes and devices."""
+        parts: dict[tuple[str, str], list[Key]] = defaultdict(list)
+        for key in keys:
+            example = self._pending[key].example
+            parts[example.dtype, example.device].append(key)
+        return parts.values()
 
     def _run(self, keys: list[Key]) -> Iterator[Batch]:
         """The batch of a buffer, after a batch for each of its requests that is in error."""

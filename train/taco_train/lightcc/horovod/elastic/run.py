@@ -11,6 +11,7 @@ from taco_train.lightcc.horovod import basics
 from taco_train.lightcc.horovod.elastic.membership import is_elastic
 from taco_train.lightcc.horovod.elastic.state import State
 from taco_train.lightcc.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from taco_train.lightcc.horovod.state import current
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,7 +23,8 @@ def run(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Stat
 
     When a collective fails, since a rank was lost, the state goes back to the last commit; when
     hosts have changed, it stays as it is. Then ranks connect anew, the state of rank 0 is sent to
-    all, and the function is called again. In jobs that are not elastic, errors are raised.
+    all, and the function is called again. What TopK has not sent goes with the state, where the
+    number of ranks stays. In jobs that are not elastic, errors are raised.
     """
 
     @functools.wraps(function)
@@ -35,11 +37,25 @@ def run(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Stat
                 if not is_elastic():
                     raise
                 logger.warning("the state goes back to the last commit: %s", error)
-                state.restore()
+                restore = state.restore
             except HostsUpdatedInterrupt:
                 logger.info("the hosts have changed")
+                restore = _kept_unsent()
             basics.shutdown()
             basics.init()
+            restore()  # only now: what TopK has not sent belongs to a job
             state.on_reset()
 
     return repeat
+
+
+def _kept_unsent() -> Callable[[], None]:
+    """Copies what TopK has not sent in this job; the result loads it into the next one."""
+    job = current()
+    unsent = job.reducer.state_dict(job.communicator)
+
+    def load() -> None:
+        job = current()
+        job.reducer.load_state_dict(job.communicator, unsent)
+
+    return load

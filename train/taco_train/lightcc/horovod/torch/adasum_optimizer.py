@@ -11,6 +11,7 @@ import torch
 from taco_train.lightcc.horovod.ops import Adasum
 from taco_train.lightcc.horovod.process_sets import ProcessSet
 from taco_train.lightcc.horovod.torch.compression import Compressor
+from taco_train.lightcc.horovod.torch.gradient_groups import name_added
 from taco_train.lightcc.horovod.torch.handles import synchronize
 from taco_train.lightcc.horovod.torch.reductions import allreduce_async_
 
@@ -28,6 +29,11 @@ class AdasumMixin(torch.optim.Optimizer):
         """Set up."""
         self._names, self._compression, self._process_set = names, compression, process_set
         self.backward_passes_per_step = backward_passes_per_step
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's; every rank adds the same parameters, in the same order."""
+        super().add_param_group(param_group)
+        name_added(self._names, self.param_groups[-1]["params"])
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes come before the next `step`."""

@@ -131,7 +131,7 @@ def _map_tensors(value: Any, tensors: list[Tensor]) -> Any:
         return {_PLACEHOLDER: len(tensors) - 1}
     if isinstance(value, dict):
         return {key: _map_tensors(one, tensors) for key, one in value.items()}
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return type(value)(_map_tensors(one, tensors) for one in value)
     return value
 
@@ -141,6 +141,6 @@ def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:
         if value.keys() == {_PLACEHOLDER}:
             return tensors[value[_PLACEHOLDER]]
         return {key: _with_tensors(one, tensors) for key, one in value.items()}
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return type(value)(_with_tensors(one, tensors) for one in value)
     return value

@@ -38,6 +38,12 @@ def named(
     return {one: name_of[one] for one in parameters}
 
 
+def name_added(names: dict[Parameter, str], added: Iterable[Parameter]) -> None:
+    """Give names to parameters that an optimizer gets after the others."""
+    for parameter in added:
+        names[parameter] = f"add_param_group.{len(names)}"
+
+
 def pairs_of(given: Any, argument: str, example: str) -> list[tuple[str, Any]]:
     """Names and what they name.
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
+from taco_train.lightcc.horovod.elastic.membership import is_elastic
 from taco_train.lightcc.horovod.ops import Adasum, Average, ReduceOp, choose_op
 from taco_train.lightcc.horovod.process_sets import (
     ProcessSet,
@@ -19,7 +21,7 @@ from taco_train.lightcc.horovod.process_sets import (
 from taco_train.lightcc.horovod.state import current, is_initialized
 from taco_train.lightcc.horovod.torch.adasum_optimizer import AdasumMixin
 from taco_train.lightcc.horovod.torch.compression import Compression, Compressor
-from taco_train.lightcc.horovod.torch.gradient_groups import groups_of, named
+from taco_train.lightcc.horovod.torch.gradient_groups import groups_of, name_added, named
 from taco_train.lightcc.horovod.torch.handles import synchronize
 from taco_train.lightcc.horovod.torch.reductions import (
     allreduce_async_,
@@ -46,7 +48,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """An optimizer of the same class, parameters and state that combines gradients of all ranks.
 
     Args:
-        optimizer: must not be used beside the result.
+        optimizer: must not be used beside the result, apart from schedulers that have it.
         named_parameters: `model.named_parameters()`; None: parameters are named by their order.
         backward_passes_per_step: backward passes whose gradients are added before `step`.
         op: Average, Sum, or Adasum, which combines the ranks' updates.
@@ -84,11 +86,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     if num_groups < 0:
         raise ValueError(f"num_groups is {num_groups}; it must be 0 or more")
+    names = named(optimizer, named_parameters)
     mixin: type = AdasumMixin if chosen is Adasum else GradientMixin
     base = type(optimizer)
     wrapped: Any = object.__new__(type(base.__name__, (mixin, base), {}))
-    wrapped.__dict__.update(optimizer.__dict__)
-    names = named(optimizer, named_parameters)
+    # Shared: a scheduler of `optimizer` must find the parameter groups, also after loading a state.
+    wrapped.__dict__ = optimizer.__dict__
+    wrapped.__dict__.pop("step", None)  # a scheduler's, which calls the step of `base`
     if chosen is Adasum:
         wrapped.start_adasum(names, compression, backward_passes_per_step, process_set)
         return wrapped
@@ -128,13 +132,13 @@ class GradientMixin(torch.optim.Optimizer):
         self._passes_left = dict.fromkeys(names, backward_passes_per_step)
         self._waiting: dict[Parameters, Callable[[], None]] = {}
         self._should_synchronize, self._is_synchronized = True, False
-        self._hooks = []
-        if process_set.included():
-            self._hooks = [
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
-                for parameter in names
-                if parameter.requires_grad
-            ]
+        self._hooks: dict[torch.nn.Parameter, RemovableHandle] = {}
+        self._hook_parameters()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's; every rank adds the same parameters, in the same order."""
+        super().add_param_group(param_group)
+        name_added(self._names, self.param_groups[-1]["params"])
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes come before the next `step`."""
@@ -165,6 +169,7 @@ class GradientMixin(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Wait until every gradient is combined; gradients that are missing count as zeros."""
+        self._hook_parameters()
         for group in self._missing_groups():
             self._submit(group)
         for group, wait in list(self._waiting.items()):
@@ -183,17 +188,15 @@ class GradientMixin(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Combine the gradients, then the optimizer's step."""
+        """Combine the gradients, or those of each call of the closure; the optimizer's step."""
         if self._should_synchronize:
-            if self._is_synchronized:
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() after "
-                    "synchronize(): the gradients are combined again",
-                    stacklevel=2,
-                )
-            self.synchronize()
+            if closure is None:
+                self._synchronize_in_step()
+            else:
+                closure = self._combining(closure)
+        result = super().step(closure)
         self._is_synchronized = False
-        return super().step(closure)
+        return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's.
@@ -207,6 +210,42 @@ class GradientMixin(torch.optim.Optimizer):
                 "are being combined"
             )
         super().zero_grad(set_to_none)
+
+    def _synchronize_in_step(self) -> None:
+        if self._is_synchronized:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() after "
+                "synchronize(): the gradients are combined again",
+                stacklevel=3,
+            )
+        self.synchronize()
+        self._is_synchronized = False
+
+    def _combining(self, closure: Callable[[], float]) -> Callable[[], float]:
+        """The closure, which also combines the gradients that it computes."""
+
+        def compute() -> float:
+            loss = closure()
+            self._synchronize_in_step()
+            return loss
+
+        return compute
+
+    def _combines(self) -> bool:
+        """Whether there are ranks to combine gradients with, or an elastic job may get them."""
+        is_included = bool(self._process_set.included())
+        return is_included and (current().placement.size > 1 or is_elastic())
+
+    def _hook_parameters(self) -> None:
+        """Hook parameters into the backward pass: they may be added, or unfrozen, at any time."""
+        if not self._combines():
+            return
+        for parameter in self._names:
+            if parameter.requires_grad and parameter not in self._hooks:
+                self._group_of.setdefault(parameter, (parameter,))
+                self._passes_left[parameter] = self.backward_passes_per_step
+                handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)
+                self._hooks[parameter] = handle
 
     def _on_gradient(self, parameter: Tensor) -> None:
         assert isinstance(parameter, torch.nn.Parameter)
@@ -222,7 +261,7 @@ class GradientMixin(torch.optim.Optimizer):
 
     def _missing_groups(self) -> list[Parameters]:
         """Groups of which a gradient did not come: another rank may have computed it."""
-        if not self._process_set.included():
+        if not self._combines():
             return []
         groups = dict.fromkeys(self._group_of[one] for one in self._names if one.requires_grad)
         return [group for group in groups if group not in self._waiting]

@@ -59,8 +59,8 @@ def submit(
     """
     group = group_of(process_set)
     for tensor in tensors:
-        check_tensor(kind, tensor, name, in_place=in_place)
-    base = name_of(kind, name)
+        check_tensor(kind, tensor, name, in_place=in_place, op=op)
+    base = name_of(kind, name, group)
     together = (base, len(tensors)) if is_group else ("", 0)
     requests = [
         Request(
@@ -89,7 +89,14 @@ def submit(
     return engine.submit_all(list(zip(requests, calls, strict=True)))
 
 
-def check_tensor(kind: Kind, tensor: Tensor, name: str | None, *, in_place: bool = False) -> None:
+def check_tensor(
+    kind: Kind,
+    tensor: Tensor,
+    name: str | None,
+    *,
+    in_place: bool = False,
+    op: ReduceOp | None = None,
+) -> None:
     """Raises TypeError or ValueError where the tensor cannot be sent by this collective."""
     if not isinstance(tensor, Tensor):
         raise TypeError(
@@ -99,7 +106,7 @@ def check_tensor(kind: Kind, tensor: Tensor, name: str | None, *, in_place: bool
         raise TypeError(
             f"{_label(kind, name)}: a {type(tensor).__name__} is not supported: use to_local()"
         )
-    if wrong := _what_is_wrong(kind, tensor, in_place):
+    if wrong := _what_is_wrong(kind, tensor, in_place, op):
         raise ValueError(f"{_label(kind, name)}: {wrong}")
 
 
@@ -107,7 +114,7 @@ def _label(kind: Kind, name: str | None) -> str:
     return f"{kind}.{name}" if name else str(kind)
 
 
-def _what_is_wrong(kind: Kind, tensor: Tensor, in_place: bool) -> str:
+def _what_is_wrong(kind: Kind, tensor: Tensor, in_place: bool, op: ReduceOp | None) -> str:
     if tensor.is_nested or tensor.layout != torch.strided:
         layout = "nested" if tensor.is_nested else tensor.layout
         return (
@@ -116,6 +123,8 @@ def _what_is_wrong(kind: Kind, tensor: Tensor, in_place: bool) -> str:
         )
     if tensor.dtype not in _DTYPES:
         return f"tensors of {tensor.dtype} are not supported; convert it to one of {_DTYPE_NAMES}"
+    if tensor.dtype is torch.bool and op is ReduceOp.AVERAGE:
+        return "bools have no average; use op=hvd.Max or op=hvd.Min, or convert them to float32"
     if not (tensor.is_cpu or tensor.is_cuda):
         return (
             f"tensors on {tensor.device} are not supported; they must be on the CPU or a CUDA "
@@ -150,9 +159,9 @@ def check_group(tensors: Sequence[Tensor]) -> list[Tensor]:
     return listed
 
 
-def name_of(kind: Kind, name: str | None) -> str:
-    """The name, or one with a number that all ranks count alike."""
-    return f"{kind}.{name}" if name else f"{UNNAMED}{kind}.{next_number(kind)}"
+def name_of(kind: Kind, name: str | None, group: int) -> str:
+    """The name, or one with a number that all ranks of the process set count alike."""
+    return f"{kind}.{name}" if name else f"{UNNAMED}{kind}.{next_number(kind, group)}"
 
 
 def check_root(root_rank: int) -> int:

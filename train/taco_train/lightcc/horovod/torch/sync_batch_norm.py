@@ -38,7 +38,8 @@ class SyncBatchNorm(_BatchNorm):
         uses_batch = self.training or self.running_mean is None
         if not uses_batch or (self.process_set.size() or 1) == 1:
             return super().forward(input)
-        mean, variance, count = self._statistics(input.float())
+        values = input.to(torch.promote_types(input.dtype, torch.float32))  # 16 bits lose too much
+        mean, variance, count = self._statistics(values)
         if self.training and self.track_running_stats:
             self._update_running(mean.detach(), variance.detach(), count)
         shape = [1, -1, *[1] * (input.dim() - 2)]

@@ -12,7 +12,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when all ranks of the set have called it."""
     engine = current().engine
     group = group_of(process_set)
-    engine.wait(engine.submit(Request(Kind.BARRIER, name_of(Kind.BARRIER, None), group=group)))
+    name = name_of(Kind.BARRIER, None, group)
+    engine.wait(engine.submit(Request(Kind.BARRIER, name, group=group)))
 
 
 def join(device: int = -1) -> int:
