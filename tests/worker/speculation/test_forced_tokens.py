@@ -211,18 +211,23 @@ async def test_beside_a_drafter(checkpoint: Path, monkeypatch: pytest.MonkeyPatc
     assert counters.speculation.draft_tokens > worker.step_metrics.num_forced
 
 
-async def test_a_banned_forced_token_is_an_error_of_its_row_alone(checkpoint: Path) -> None:
+@pytest.mark.parametrize("bans", ["bad_words", "min_tokens"])
+async def test_a_banned_forced_token_is_an_error_of_its_row_alone(
+    checkpoint: Path, bans: str
+) -> None:
     """Sampling parameters that exclude the one token that a grammar allows."""
     whole = (await answers(make_worker(config(checkpoint))))[0].tokens
     banned = whole[0, 0][8]
-    failing = make_request(
-        9, PROMPTS[0], temperature=0.0, max_tokens=60, grammar=JSON, bad_words_token_ids=[(banned,)]
-    )
+    fields: dict[str, Any] = {"bad_words_token_ids": [(banned,)]}
+    if bans == "min_tokens":
+        fields = {"stop_token_ids": [banned], "min_tokens": 60}
+    failing = make_request(9, PROMPTS[0], temperature=0.0, max_tokens=60, grammar=JSON, **fields)
     for max_forced_tokens in (0, 15):
         worker = make_worker(config(checkpoint, max_forced_tokens=max_forced_tokens))
         async with serve(worker) as service:
+            alone = await generate(service, [failing])  # without any logits that others need
             got = await generate(service, [*requests(), failing])
-        assert got.reasons_of_errors == {9: "no_allowed_token"}
+        assert alone.reasons_of_errors == got.reasons_of_errors == {9: "no_allowed_token"}
         assert got.tokens == {**whole, **{k: v for k, v in got.tokens.items() if k[0] == 9}}
         assert got.tokens.get((9, 0), []) == whole[0, 0][: len(got.tokens.get((9, 0), []))]
 

@@ -12,7 +12,11 @@ from taco_worker.sampling.slot_params import NO_LOGPROBS, Array, Feature, SlotSa
 
 # They may ban even the forced token, which is then an error.
 _BANS_TOKENS = int(
-    Feature.LOGIT_BIAS | Feature.NO_REPEAT_NGRAM | Feature.ALLOWED_TOKENS | Feature.BAD_WORDS
+    Feature.LOGIT_BIAS
+    | Feature.MIN_TOKENS
+    | Feature.NO_REPEAT_NGRAM
+    | Feature.ALLOWED_TOKENS
+    | Feature.BAD_WORDS
 )
 
 
