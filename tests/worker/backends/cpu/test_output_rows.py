@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,6 +15,7 @@ from support.models import load_step_model
 from support.paged import GivenTokens, PagedRunner
 from support.plans import ints
 from taco_kernels.kv_entry import KVEntry
+from taco_worker.backends.cpu.cpu_model import CpuModel
 from taco_worker.models import registry
 from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.builder import Module, PlanBuilder, rms
@@ -30,6 +32,7 @@ HIDDEN, INNER, VOCAB, LENGTH = 64, 48, 96, 64
 CHUNKS = {"a": [(7 * i) % VOCAB for i in range(33)], "b": [5, 8, 13]}
 NUM_TOKENS = sum(map(len, CHUNKS.values()))
 OUTPUT_ROWS = [4, 32, 35]
+MOST_ROWS = [row for row in range(NUM_TOKENS) if row not in (1, 33)]
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
@@ -97,10 +100,11 @@ def logits(model: StepModel, rows: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_few_outputs_are_those_of_all_rows(checkpoint: Path, dtype: str) -> None:
+def test_some_outputs_are_those_of_all_rows(checkpoint: Path, dtype: str) -> None:
     model = load_step_model(checkpoint, "kernels", dtype=dtype)
     whole = logits(model, list(range(NUM_TOKENS)))
     assert torch.equal(logits(model, OUTPUT_ROWS), whole[OUTPUT_ROWS])
+    assert torch.equal(logits(model, MOST_ROWS), whole[MOST_ROWS])
     wanted = logits(load_step_model(checkpoint, "torch", dtype=dtype), OUTPUT_ROWS)
     tolerance = 1e-5 if dtype == "float32" else 0.05
     assert (whole[OUTPUT_ROWS] - wanted).abs().max() < tolerance * wanted.abs().max()
@@ -119,3 +123,20 @@ def test_outputs_of_later_layers_are_kept_for_all_tokens(
         assert model.kept_hidden.shape == (NUM_TOKENS, len(layers) * HIDDEN)
         kept.append(model.kept_hidden)
     torch.testing.assert_close(*kept, rtol=1e-4, atol=1e-4)
+
+
+def test_block_tables_are_not_copied_for_a_decode_step(checkpoint: Path) -> None:
+    """A long sequence makes the tables of all wide."""
+    model = load_step_model(checkpoint, "kernels")
+    assert isinstance(model, CpuModel)
+    model.allocate_kv(64, 16, LENGTH)
+    runner = model._ready()
+    ones = np.ones(32, dtype=np.int32)
+    sizes = []
+    for width in (1, 4096):
+        runner.forward(
+            *(ones, 0 * ones, np.arange(33, dtype=np.int32), ones),
+            *(np.zeros((32, width), dtype=np.int32), np.arange(32, dtype=np.int32)),
+        )
+        sizes.append(runner._scratch._num_bytes)
+    assert sizes[0] == sizes[1]

@@ -21,12 +21,6 @@ inline Attention attention_of(const Op& op, const KVCache& cache, const Batch& b
     return attention;
 }
 
-// Whether the last attention and what follows run for the output rows alone. If most rows are
-// outputs, as for log probabilities of a prompt, attention is faster over whole sequences.
-inline bool restricts_early(const Step& step) {
-    return 2 * step.num_outputs <= step.batch.num_tokens;
-}
-
 // The sequence of a row.
 inline int64_t sequence_of(const Batch& batch, int64_t row) {
     const int32_t* past =
@@ -136,32 +130,39 @@ private:
 
     // Reduces the step to the output rows, each a sequence of one query token.
     void restrict_rows(const Op& op) {
-        if (output_rows_) return;
-        if (!op.is_final && (!restricts_early(step_) || keeps_later(op))) return;
-        const Batch& all = step_.batch;
         const int64_t outputs = step_.num_outputs;
+        if (output_rows_ || outputs == rows_) return;
+        if (!op.is_final && (!restricts_early(step_) || keeps_later(op))) return;
         share_rows(thread_, outputs, [&](int64_t i) {
-            const int64_t row = step_.output_rows[i];
-            for (int64_t j = 0; j < op.num_live; ++j) copy_row(op.live[j], row, i);
-            const int64_t seq = sequence_of(all, row);
-            std::copy_n(all.block_tables + seq * all.block_table_stride, all.block_table_stride,
-                        scratch_.block_tables + i * all.block_table_stride);
-            scratch_.query_start[i] = int32_t(i);
-            scratch_.seq_lens[i] = seq_len_at(all, seq, row);
-            if (i + 1 == outputs) scratch_.query_start[outputs] = int32_t(outputs);
+            for (int64_t j = 0; j < op.num_live; ++j) {
+                copy_row(op.live[j], step_.output_rows[i], i);
+            }
+            if (!op.is_final) restrict_sequence(i);  // attention follows
         });
         for (int64_t j = 0; j < op.num_live; ++j) {
             buffers_[op.live[j]] = scratch_.restricted[op.live[j]];
         }
         output_rows_ = step_.output_rows;
         rows_ = outputs;
+        if (op.is_final) return;
         batch_ = {outputs,
                   outputs,
                   scratch_.query_start,
                   scratch_.seq_lens,
                   scratch_.block_tables,
-                  all.block_table_stride,
+                  step_.batch.block_table_stride,
                   nullptr};
+    }
+
+    // Makes an output row a sequence of one query token.
+    void restrict_sequence(int64_t i) {
+        const Batch& all = step_.batch;
+        const int64_t row = step_.output_rows[i], seq = sequence_of(all, row);
+        std::copy_n(all.block_tables + seq * all.block_table_stride, all.block_table_stride,
+                    scratch_.block_tables + i * all.block_table_stride);
+        scratch_.query_start[i] = int32_t(i);
+        if (i + 1 == step_.num_outputs) scratch_.query_start[i + 1] = int32_t(i + 1);
+        scratch_.seq_lens[i] = seq_len_at(all, seq, row);
     }
 
     // Whether an op after a restrict op copies a layer's output, which is wanted of all tokens.

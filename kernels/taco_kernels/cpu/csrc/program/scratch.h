@@ -50,6 +50,12 @@ inline int64_t row_bytes(const Buffer& buffer) {
 // Most buffers of a program; taco_kernels/cpu/program.py checks it.
 constexpr int64_t MAX_BUFFERS = 64;
 
+// Whether the last attention and what follows run for the output rows alone. If most rows are
+// outputs, as for log probabilities of a prompt, attention is faster over whole sequences.
+inline bool restricts_early(const Step& step) {
+    return 2 * step.num_outputs <= step.batch.num_tokens;
+}
+
 struct ForwardScratch {
     RowBuffer buffers[MAX_BUFFERS];
     RowBuffer restricted[MAX_BUFFERS];  // of the output rows, for buffers that are restricted
@@ -65,11 +71,13 @@ struct ForwardScratch {
             const Buffer& buffer = program.buffers[i];
             const int64_t rows = buffer.is_local ? chunk_rows(tokens) : tokens;
             buffers[i] = take(arena, buffer, rows);
-            restricted[i] = take(arena, buffer, buffer.is_restricted ? outputs : 0);
+            restricted[i] =
+                take(arena, buffer, buffer.is_restricted && outputs < tokens ? outputs : 0);
         }
-        query_start = arena.take<int32_t>(outputs + 1);
-        seq_lens = arena.take<int32_t>(outputs);
-        block_tables = arena.take<int32_t>(outputs * step.batch.block_table_stride);
+        const int64_t sequences = restricts_early(step) ? outputs : 0;
+        query_start = arena.take<int32_t>(sequences + 1);
+        seq_lens = arena.take<int32_t>(sequences);
+        block_tables = arena.take<int32_t>(sequences * step.batch.block_table_stride);
         workspace = arena.take_bytes(workspace_bytes);
     }
 
