@@ -1,4 +1,7 @@
-"""While a drafter is paused, decode steps run without the speculator, and it loses no token."""
+"""Decode steps without a drafter, or while it is paused, run without the speculator.
+
+The drafter loses no token.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import pytest
 from support.checkpoints import make_checkpoint
 from support.drafters import KnowingDrafter
 from support.engine_driver import make_request
+from support.every_draft import verify_every_draft
 from support.local_engine import generate, serve
 from support.models import kernels_for
 from support.plans import ints
 from support.speculators import make_speculator
-from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
+from taco_draft.draft_runner import DraftRunner
+from taco_proto.config import DrafterConfig, ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.requests import GenerateRequest
 from taco_proto.steps import StepOutput, StepPlan
 from taco_worker.execution.decode_steps import DecodeSteps
@@ -35,7 +40,7 @@ class SilentDrafter(KnowingDrafter):
 
 def rested(speculator: Speculator, *slots: int) -> None:
     speculator.rest(
-        StepOutput(epoch=0, step_id=0, slots=ints(slots), token_ids=ints([7] * len(slots)))
+        StepOutput(epoch=0, step_id=0, slots=ints(slots), token_ids=ints([7] * len(slots))), 0.001
     )
 
 
@@ -73,11 +78,33 @@ def test_a_drafter_of_hidden_states_rests_only_without_its_sequences() -> None:
     assert not speculator.may_rest
 
 
-def requests() -> list[GenerateRequest]:
+def test_without_a_drafter_it_rests_and_learns_what_plain_steps_take() -> None:
+    speculator = make_speculator()
+    assert speculator.may_rest
+    rested(speculator, 0, 2, 3)
+    assert speculator.may_rest
+    assert speculator._selector.step_seconds(3, 1).tolist() == [0.001]
+
+
+def requests(first_handle: int = 0) -> list[GenerateRequest]:
     return [
         make_request(handle, prompt, max_tokens=60, ignore_eos=True, temperature=0.0)
-        for handle, prompt in enumerate(PROMPTS)
+        for handle, prompt in enumerate(PROMPTS, first_handle)
     ]
+
+
+def record_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the steps that run without the speculator from now on."""
+    run, sizes = DecodeSteps.run, list[int]()
+
+    def recorded(self: DecodeSteps, plan: StepPlan) -> StepOutput | None:
+        output = run(self, plan)
+        if output is not None:
+            sizes.append(output.slots.size)
+        return output
+
+    monkeypatch.setattr(DecodeSteps, "run", recorded)
+    return sizes
 
 
 async def test_tokens_with_useless_drafts_are_those_of_plain_steps(
@@ -100,18 +127,32 @@ async def test_tokens_with_useless_drafts_are_those_of_plain_steps(
     }
     drafter = KnowingDrafter(wrong, branches=False)
     monkeypatch.setattr(speculator_factory, "_make_drafter", lambda *arguments: drafter)
-    run, sizes = DecodeSteps.run, list[int]()
-
-    def counted(self: DecodeSteps, plan: StepPlan) -> StepOutput | None:
-        output = run(self, plan)
-        if output is not None:
-            sizes.append(output.slots.size)
-        return output
-
-    monkeypatch.setattr(DecodeSteps, "run", counted)
+    sizes = record_sizes(monkeypatch)
     config = replace(config, speculation=SpeculationConfig())
 
     got = await answers()
 
     assert got.tokens == expected.tokens
     assert sizes.count(2) > 10
+
+
+async def test_a_worker_for_a_draft_worker_rests_while_there_are_no_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify_every_draft(monkeypatch)
+    sizes = record_sizes(monkeypatch)
+    model = ModelConfig(model=str(make_checkpoint(tmp_path / "model")), dtype="bfloat16")
+    config = WorkerConfig(
+        model=model, num_blocks=64, max_num_seqs=8, speculation=SpeculationConfig()
+    )
+    async with serve(Worker(config, lambda count: kernels_for("kernels", 2))) as service:
+        plain = await generate(service, requests())
+        num_plain = sizes.count(2)
+        service.attach_local_drafter(
+            DraftRunner(DrafterConfig(model=model, num_threads=1, num_blocks=64))
+        )
+        drafted = await generate(service, requests(first_handle=2))
+        accepted = service.engine.counters.speculation.accepted_tokens
+    assert num_plain > 50
+    assert accepted > 0
+    assert [*plain.tokens.values()] == [drafted.tokens[handle + 2, i] for handle, i in plain.tokens]

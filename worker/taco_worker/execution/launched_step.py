@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_kernels.sampling_metadata import NO_TOKEN
 from taco_proto.logprobs import LogprobColumns, concatenate, without_entries
 from taco_proto.steps import EMPTY, IntArray, RowError, RowErrorCode, StepOutput, StepPlan
 from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.logprobs import LogprobTable
 from taco_worker.sampling.sampler import NO_TOKEN_LEFT
+from taco_worker.sampling.slot_params import Array
 
 _NO_CHOICE = (
     "the model returned no finite probabilities for a token of this request: its checkpoint or "
@@ -47,12 +47,14 @@ class Verified:
         num_drafts: int32 [number of sampled rows], drafts that each row verified.
         token_ids: int32 [sum(num_tokens)], the tokens that the rows gain, on the host; empty if all
             drafts were forced.
+        end_token_ids: by sampled row, the tokens that end its sequence.
     """
 
     kept: IntArray
     num_tokens: IntArray
     num_drafts: IntArray
     token_ids: IntArray
+    end_token_ids: Sequence[Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,7 @@ class LaunchedStep:
             # One a slot, the first: its processor and its grammar may both fail.
             first = {error.slot: error for error in reversed([*own_errors, *errors])}
             errors = tuple(first.values())
-        if errors:
-            tokens = np.maximum(tokens, 0)
+        tokens = np.maximum(tokens, 0)  # some rows have no token
         prompts = [part.prompt for part in self._parts if part.prompt]
         prompt_columns = [each for part in columns for each in part.prompt]
         return StepOutput(
@@ -191,14 +192,29 @@ def find_row_errors(
     """Errors of the sequences that no token continues or whose prompt has no log probabilities."""
     errors: dict[int, RowError] = {}
     if token_ids.size and token_ids.min() < 0:
-        token_slots = slots if verified is None else np.repeat(slots, verified.num_tokens)
-        for slot in token_slots[token_ids == NO_TOKEN].tolist():
-            errors[slot] = failures.get(slot) or _invalid_logits(slot)
-        for slot in token_slots[token_ids == NO_TOKEN_LEFT].tolist():
-            error = RowError(slot, RowErrorCode.NO_ALLOWED_TOKEN, _NO_TOKEN_LEFT)
+        is_left = token_ids == NO_TOKEN_LEFT
+        rows = np.arange(slots.size)
+        if verified is not None:
+            rows = np.repeat(rows, verified.num_tokens)
+        for place in np.flatnonzero(token_ids < 0)[::-1].tolist():  # the first of a row wins
+            row = int(rows[place])
+            if verified is not None and _has_ended(row, place, token_ids, verified):
+                continue
+            slot = int(slots[row])
+            error = _no_token_left(slot) if is_left[place] else _invalid_logits(slot)
             errors[slot] = failures.get(slot) or error
     errors |= {slot: _invalid_logits(slot) for slot in failed_prompts}
     return tuple(errors[slot] for slot in sorted(errors))
+
+
+def _has_ended(row: int, place: int, token_ids: IntArray, verified: Verified) -> bool:
+    """Whether a token before `place` ends the row's sequence: then the others are dropped."""
+    start = int(verified.num_tokens[:row].sum())
+    return bool(np.isin(token_ids[start:place], verified.end_token_ids[row]).any())
+
+
+def _no_token_left(slot: int) -> RowError:
+    return RowError(slot, RowErrorCode.NO_ALLOWED_TOKEN, _NO_TOKEN_LEFT)
 
 
 def _invalid_logits(slot: int) -> RowError:

@@ -1,5 +1,6 @@
 """Runs one step: builds the model's input, runs the model, verifies drafts and samples tokens."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -108,9 +109,10 @@ class ModelRunner:
             return self._decode_steps.run(plan)
         if not speculator.may_rest:
             return None
+        started_at = time.perf_counter()
         output = self._decode_steps.run(replace(plan, max_drafts=EMPTY))
         if output is not None:
-            speculator.rest(output)
+            speculator.rest(output, time.perf_counter() - started_at)
         return output
 
     @torch.inference_mode()
@@ -222,10 +224,12 @@ class ModelRunner:
             logprobs,
             prompt,
             errors=() if masks is None else masks.errors,
+            failures={} if masks is None else masks.failures,
         )
         if processors is not None:
             errors = processors.errors + part.errors
-            part = replace(part, errors=errors, failures=processors.failures)
+            failures = {**processors.failures, **part.failures}
+            part = replace(part, errors=errors, failures=failures)
         if rows.trees is not None:
             part = self._verify(rows, inputs, chosen, part)
         if hidden_layers is not None:
@@ -259,9 +263,11 @@ class ModelRunner:
         """Reduce the part to the tokens after accepted drafts."""
         assert rows.trees is not None
         num_drafts = rows.trees.num_nodes[rows.is_sampled]
+        end_token_ids = [self._batch.sampling.end_token_ids[slot] for slot in part.slots]
         if rows.are_forced:  # without waiting for the device
             kept = np.arange(part.token_ids.shape[0], dtype=np.int32)
-            return replace(part, verified=Verified(kept, num_drafts + 1, num_drafts, EMPTY))
+            verified = Verified(kept, num_drafts + 1, num_drafts, EMPTY, end_token_ids)
+            return replace(part, verified=verified)
         trees = replace(rows.trees, num_nodes=num_drafts)
         token_ids = self._to_host(part.token_ids)
         outcome = accept(trees, token_ids)
@@ -272,7 +278,11 @@ class ModelRunner:
             part,
             token_ids=part.token_ids[index],
             verified=Verified(
-                outcome.kept, outcome.num_tokens, num_drafts, token_ids[outcome.kept]
+                outcome.kept,
+                outcome.num_tokens,
+                num_drafts,
+                token_ids[outcome.kept],
+                end_token_ids,
             ),
         )
 

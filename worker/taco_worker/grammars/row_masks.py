@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,14 +44,16 @@ class RowMasks:
     Attributes:
         bits: int32 [1 + number of drafts, num_words].
         is_complete: bool [1 + number of drafts]: only end tokens are allowed.
-        error: why the sequence has to end, for its client; empty: it continues. With an error the
-            masks allow end tokens.
+        error: why the sequence has to end, for its client; empty: it continues.
+        failed_draft: None: the sequence ends whatever follows, and its masks allow end tokens.
+            Otherwise `error` counts only if verification reaches this draft.
     """
 
     bits: Array
     is_complete: Array
     error: str = ""
     error_code: RowErrorCode = RowErrorCode.UNKNOWN
+    failed_draft: int | None = None
 
     @classmethod
     def of(
@@ -63,8 +66,12 @@ class RowMasks:
         num_generated: int,
         min_tokens: int,
         ignores_eos: bool,
+        failed_drafts: Container[int] = (),
     ) -> RowMasks:
         """Let the matcher read tokens, and compute the masks. Drafts leave no trace in it.
+
+        A draft after which the matcher fails spoils the matcher: then the result has an error and
+        no masks. Compute them with another matcher, and with this draft in `failed_drafts`.
 
         Args:
             unread: committed tokens that the matcher has not read.
@@ -72,6 +79,7 @@ class RowMasks:
             num_generated: committed tokens that the sequence has generated.
             min_tokens, ignores_eos: while they hold, end tokens are masked, except where the text
                 is complete.
+            failed_drafts: their masks, and those of the drafts behind them, allow no token.
         """
         bits = np.empty((1 + len(draft.token_ids), eos_mask.size), dtype=np.int32)
         is_complete = np.zeros(bits.shape[0], dtype=np.bool_)
@@ -92,10 +100,13 @@ class RowMasks:
             return bool(bits[row].any())
 
         if (unread and not matcher.consume_tokens(unread)) or not fill(0, 0):
-            return cls._failed(matcher, bits, eos_mask)
+            return cls._failed(matcher, bits, eos_mask, None)
         path: list[int] = []  # nodes that the matcher has read
         for node, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
             bits[node + 1], is_complete[node + 1] = bits[0], is_complete[0]
+            if node in failed_drafts or not bits[parent + 1].any():
+                bits[node + 1] = 0
+                continue
             depth = path.index(parent) + 1 if parent >= 0 and parent in path else 0
             if parent >= 0 and not depth:
                 continue  # behind a forbidden draft
@@ -107,17 +118,17 @@ class RowMasks:
                 continue
             if eos_mask[token_id // 32] >> (token_id % 32) & 1:
                 continue  # nothing follows the end
-            if not matcher.consume_token(token_id):
-                return cls._failed(matcher, bits, eos_mask)
             path.append(node)
-            if not fill(node + 1, len(path)):
-                return cls._failed(matcher, bits, eos_mask)
+            if not matcher.consume_token(token_id) or not fill(node + 1, len(path)):
+                return cls._failed(matcher, bits, eos_mask, node)
         if path:
             matcher.rollback(len(path))
         return cls(bits, is_complete)
 
     @classmethod
-    def _failed(cls, matcher: Matcher, bits: Array, eos_mask: Array) -> RowMasks:
+    def _failed(
+        cls, matcher: Matcher, bits: Array, eos_mask: Array, failed_draft: int | None
+    ) -> RowMasks:
         is_limit = matcher.get_error().startswith(_LIMIT_ERRORS)
         bits[:] = eos_mask
         return cls(
@@ -125,4 +136,5 @@ class RowMasks:
             np.ones(bits.shape[0], dtype=np.bool_),
             _LIMIT if is_limit else _NO_TOKEN,
             RowErrorCode.GRAMMAR_LIMIT if is_limit else RowErrorCode.NO_ALLOWED_TOKEN,
+            failed_draft,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from taco_proto.steps import RowErrorCode
 from taco_worker.grammars.compiled_grammar import CompiledGrammar
 from taco_worker.grammars.matcher import Matcher
 from taco_worker.grammars.row_masks import Array, Draft, RowMasks
@@ -50,14 +52,26 @@ class SequenceGrammar:
     def masks(self, draft: Draft, eos_mask: Array) -> RowMasks:
         """The masks after the sequence's last token and after each of its drafts.
 
+        A draft that the grammar cannot continue spoils the matcher: another one reads the text.
+
         Args:
             eos_mask: int32 [num_words], the end tokens.
         """
-        matcher, unread = self._begin_reading()
-        masks = self._masks_of(matcher, unread, draft, eos_mask)
-        if masks.error and self._shares_limits:
-            masks = self._masks_of(*self._begin_alone(), draft, eos_mask)
-        return masks
+        failed: dict[int, RowMasks] = {}  # by draft
+        while True:
+            masks = self._masks_of(*self._begin_reading(), draft, eos_mask, failed)
+            if not masks.error:
+                break
+            is_dead_end = masks.error_code is RowErrorCode.NO_ALLOWED_TOKEN
+            if masks.failed_draft is not None and (is_dead_end or not self._shares_limits):
+                failed[masks.failed_draft] = masks
+            elif self._shares_limits:
+                self._shares_limits = False
+            else:
+                return masks
+            self._start_again()
+        first = next(iter(failed.values()), masks)
+        return replace(first, bits=masks.bits, is_complete=masks.is_complete)
 
     def _begin_reading(self) -> tuple[Matcher, list[int]]:
         if self.matcher is None:
@@ -77,7 +91,12 @@ class SequenceGrammar:
         self.unread, self._read = self._read + self.unread, []
 
     def _masks_of(
-        self, matcher: Matcher, unread: list[int], draft: Draft, eos_mask: Array
+        self,
+        matcher: Matcher,
+        unread: list[int],
+        draft: Draft,
+        eos_mask: Array,
+        failed_drafts: Container[int],
     ) -> RowMasks:
         return RowMasks.of(
             matcher,
@@ -87,4 +106,5 @@ class SequenceGrammar:
             num_generated=self.num_tokens - self.num_prompt_tokens,
             min_tokens=self.min_tokens,
             ignores_eos=self.ignores_eos,
+            failed_drafts=failed_drafts,
         )

@@ -38,10 +38,17 @@ class SlotMatcher:
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
-    """Masks of a step's sampled rows, and the sequences that failed."""
+    """Masks of a step's sampled rows.
+
+    Attributes:
+        errors: of sequences that end whatever they sample.
+        failures: by slot, why a sequence ends if it gains no token. A draft after which its grammar
+            failed has an empty mask; it matters if verification reaches it.
+    """
 
     masks: TokenMasks
     errors: tuple[RowError, ...]
+    failures: dict[int, RowError]
 
 
 class SlotMatchers:
@@ -192,11 +199,17 @@ class SlotMatchers:
         _hand_out(sequences, new)
         found: list[RowMasks] = []
         errors: list[RowError] = []
+        failures: dict[int, RowError] = {}
         for slot, sequence, draft in zip(slots, sequences, drafts, strict=True):
             masks = sequence.masks(draft, self._eos_mask)
             found.append(masks)
-            if masks.error:
-                errors.append(RowError(slot, masks.error_code, masks.error))
+            if not masks.error:
+                continue
+            error = RowError(slot, masks.error_code, masks.error)
+            if masks.failed_draft is None:
+                errors.append(error)
+            else:
+                failures[slot] = error
         places = [
             first + np.arange(masks.bits.shape[0])
             for first, masks in zip(first_rows, found, strict=True)
@@ -208,6 +221,7 @@ class SlotMatchers:
                 np.concatenate([masks.is_complete for masks in found]),
             ),
             tuple(errors),
+            failures,
         )
 
 

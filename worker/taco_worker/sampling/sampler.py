@@ -159,7 +159,7 @@ class Sampler:
         if masks is not None:  # a complete text ends
             is_short[masks.rows[masks.is_complete]] = False
         if (chosen := np.flatnonzero(((features & Feature.MIN_TOKENS) != 0) & is_short)).size:
-            pairs = self._flatten(chosen, rows, columns.suppressed_token_ids)
+            pairs = self._flatten(chosen, rows, columns.end_token_ids)
             ban_tokens(logits, *self._transfers.upload(*pairs))
         if (chosen := np.flatnonzero(features & Feature.BAD_WORDS)).size:
             self._ban_bad_words(logits, rows, chosen, num_generated[chosen])

@@ -65,7 +65,7 @@ class SlotSamplingParams:
 
     Attributes:
         features: bits of `Feature`; 0 is plain greedy decoding.
-        suppressed_token_ids: per slot, the end tokens that `min_tokens` suppresses.
+        end_token_ids: per slot, the tokens that end its sequence, which `min_tokens` suppresses.
         bias_token_ids, bias_values: per slot, its logit bias.
         allowed_token_ids: per slot, the only tokens that may be sampled; empty: all.
         bad_words: per slot, the token sequences that must not be generated.
@@ -99,7 +99,7 @@ class SlotSamplingParams:
         self.logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int32)
         self.prompt_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int32)
         no_ids = np.zeros(0, dtype=np.int64)
-        self.suppressed_token_ids: list[Array] = [no_ids] * max_num_seqs
+        self.end_token_ids: list[Array] = [no_ids] * max_num_seqs
         self.bias_token_ids: list[Array] = [no_ids] * max_num_seqs
         self.bias_values: list[Array] = [np.zeros(0, dtype=np.float32)] * max_num_seqs
         self.allowed_token_ids: list[Array] = [no_ids] * max_num_seqs
@@ -126,7 +126,7 @@ class SlotSamplingParams:
         self.min_tokens[slot] = params.min_tokens
         self._set_logprobs(slot, params)
         self.prompt_logprobs[slot] = self._num_logprobs(params.prompt_logprobs)
-        self._set_suppressed(slot, params)
+        self._set_end_tokens(slot, params, has_grammar=has_grammar)
         self._set_bias(slot, params)
         allowed = {i for i in params.allowed_token_ids or () if i < self._vocab_size}
         self.allowed_token_ids[slot] = np.array(sorted(allowed), dtype=np.int64)
@@ -144,12 +144,12 @@ class SlotSamplingParams:
         gives_logprobs = self._gives_logprobs or params.use_beam_search
         self.logprobs[slot] = self._num_logprobs(asked if gives_logprobs else None)
 
-    def _set_suppressed(self, slot: int, params: SamplingParams) -> None:
+    def _set_end_tokens(self, slot: int, params: SamplingParams, *, has_grammar: bool) -> None:
         ids = set(params.stop_token_ids or ())
-        if not params.ignore_eos:
+        if has_grammar or not params.ignore_eos:  # the end of a grammar's text is never ignored
             ids.update(self._eos_token_ids)
         known = sorted(token_id for token_id in ids if token_id < self._vocab_size)
-        self.suppressed_token_ids[slot] = np.array(known, dtype=np.int64)
+        self.end_token_ids[slot] = np.array(known, dtype=np.int64)
 
     def _set_bias(self, slot: int, params: SamplingParams) -> None:
         bias = {i: value for i, value in (params.logit_bias or {}).items() if i < self._vocab_size}
@@ -167,7 +167,7 @@ class SlotSamplingParams:
             Feature.LOGIT_BIAS: self.bias_token_ids[slot].size > 0,
             Feature.REPETITION_PENALTY: params.repetition_penalty != 1.0,
             Feature.COUNT_PENALTIES: bool(params.presence_penalty or params.frequency_penalty),
-            Feature.MIN_TOKENS: params.min_tokens > 0 and self.suppressed_token_ids[slot].size > 0,
+            Feature.MIN_TOKENS: params.min_tokens > 0 and self.end_token_ids[slot].size > 0,
             Feature.NO_REPEAT_NGRAM: params.no_repeat_ngram_size > 0,
             Feature.LOGPROBS: self.logprobs[slot] != NO_LOGPROBS,
             Feature.LOGPROB_TOKEN_IDS: self._gives_logprobs

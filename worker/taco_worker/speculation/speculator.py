@@ -58,7 +58,8 @@ class Speculator:
         self._vocab_size = vocab_size
         self._max_tree_paths = max_tree_paths
         self._grammar_drafter = grammar_drafter
-        self._forced_slots = EMPTY  # rows of the step whose drafts a grammar forces
+        # Rows of the step whose drafts are not the drafter's.
+        self._forced_slots = self._planned_slots = EMPTY
         own_priors = np.zeros(0, np.float32) if drafter is None else drafter.priors
         self._first_planned_class = own_priors.size
         planned = np.full(_NUM_PLANNED_CLASSES, _PLANNED_PRIOR, np.float32)
@@ -106,14 +107,21 @@ class Speculator:
     @property
     def may_rest(self) -> bool:
         """Whether the next step, if no sequence joins or leaves and its plan has no drafts, needs
-        nothing of this because of a pause: then it takes less of the host's time."""
+        nothing of this, because there is no drafter or it is paused: then it takes less of the
+        host's time."""
+        if self.drafter is None:
+            return True
         return self._pause.lasts and self.hidden_layers is None
 
-    def rest(self, output: StepOutput) -> None:
-        """Follow a step that ran without this."""
+    def rest(self, output: StepOutput, seconds: float) -> None:
+        """Follow a step that ran without this, and took `seconds`."""
+        if self.drafter is None:
+            # Only these steps tell what a step without drafts takes.
+            self._selector.observe_step(output.slots.size, seconds)
+            return
         self._pause.count_step()
         is_followed = self._is_followed[output.slots]
-        if self.drafter is not None and is_followed.any():
+        if is_followed.any():
             slots = output.slots[is_followed]
             self.drafter.append(slots, np.ones_like(slots), output.token_ids[is_followed])
 
@@ -186,7 +194,7 @@ class Speculator:
         if self.drafter is None:
             return
         if slots.size:
-            is_own = ~np.isin(slots, self._forced_slots)
+            is_own = ~np.isin(slots, np.concatenate([self._forced_slots, self._planned_slots]))
             self.drafter.record_verified(slots, num_drafts * is_own, (num_tokens - 1) * is_own)
         is_followed = self._is_followed[slots]
         if is_followed.all():
@@ -223,6 +231,7 @@ class Speculator:
     def _propose(
         self, slots: IntArray, max_drafts: IntArray, planned: PlannedDrafts | None
     ) -> DraftTrees:
+        self._planned_slots = EMPTY
         trees = no_drafts(slots.size)
         if self.drafter is not None and slots.size and not self._pause.is_paused:
             started_at = time.perf_counter()
@@ -260,10 +269,12 @@ class Speculator:
         }
         node_ends = np.cumsum(own.num_nodes).tolist()
         parts: list[DraftTrees] = []
+        taken: list[int] = []
         for row, slot in enumerate(slots.tolist()):
             num_tokens, chain = chain_of.get(slot, (-1, EMPTY))
             nodes = slice(node_ends[row] - int(own.num_nodes[row]), node_ends[row])
             if num_tokens == self._batch.num_tokens[slot]:
+                taken.append(slot)
                 chain = chain[: max_drafts[row]]
                 depths = np.minimum(np.arange(chain.size), _NUM_PLANNED_CLASSES - 1)
                 classes = (self._first_planned_class + depths).astype(np.int32)
@@ -277,6 +288,7 @@ class Speculator:
                         own.classes[nodes],
                     )
                 )
+        self._planned_slots = np.array(taken, dtype=np.int32)
         return DraftTrees(
             np.concatenate([EMPTY, *(part.num_nodes for part in parts)]),
             np.concatenate([EMPTY, *(part.token_ids for part in parts)]),
