@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from taco_worker.models.config_fields import ConfigFields
@@ -38,7 +39,7 @@ def _windows(fields: ConfigFields) -> list[int | None] | None:
     return [None if has_rope else window for has_rope in _have_rope(fields)]
 
 
-def _have_rope(fields: ConfigFields) -> list[int]:
+def _have_rope(fields: ConfigFields) -> Sequence[int]:
     """`no_rope_layers` has a 1 for each layer with rotary positions."""
     num_layers = fields.size("num_hidden_layers")
     given = fields.per_layer("no_rope_layers", num_layers)
