@@ -200,6 +200,7 @@ VARIANTS: tuple[Variant, ...] = (
             *(field for field in SIZE_FIELDS if field[0] != "num_hidden_layers"),
             ("num_key_value_heads", 1),
             ("use_sliding_window", True),
+            ("sliding_window", 5),
             ("rope_theta", 700.0),
             ("attention_bias", True),
             ("mlp_bias", True),
