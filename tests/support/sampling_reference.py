@@ -60,7 +60,9 @@ def _penalized_logits(row: Row, eos_token_ids: list[int]) -> FloatArray:
         count = row.output.count(token_id)
         logits[token_id] -= params.frequency_penalty * count + params.presence_penalty
     if len(row.output) < params.min_tokens:
-        ends = list(params.stop_token_ids or ()) + ([] if params.ignore_eos else eos_token_ids)
+        # Where a grammar ends the text, as the scheduler reads it, the end is not ignored.
+        has_eos = row.allowed is not None or not params.ignore_eos
+        ends = list(params.stop_token_ids or ()) + (eos_token_ids if has_eos else [])
         logits[[token_id for token_id in ends if token_id < logits.size]] = -np.inf
     logits[_ngram_ends(row.tokens, params.no_repeat_ngram_size)] = -np.inf
     for *before, last in params.bad_words_token_ids or ():

@@ -227,6 +227,8 @@ def test_min_tokens_suppresses_end_tokens(ops: SamplingOps) -> None:
     assert chosen(ops, [Row(params, [3], [4, 4], logits)]) == [1]
     ignoring = params.with_updates(ignore_eos=True)
     assert chosen(ops, [Row(ignoring, [3], [4], logits)]) == [1]
+    with_grammar = Row(ignoring, [3], [4], logits, frozenset(range(10)))
+    assert chosen(ops, [with_grammar]) == [0], "the end of its text ends the sequence"
 
 
 def test_a_bad_word_is_banned_where_the_output_ends_with_its_beginning(ops: SamplingOps) -> None:
