@@ -51,11 +51,8 @@ class NoDraftClient:
 
     is_drafting = False
 
-    def stall_deadline(self, step_timeout: float) -> float | None:
-        """See `DraftClient`, here and below."""
-
     def forget(self, sequence: Sequence) -> None:
-        """There is nothing to drop."""
+        """See `DraftClient`, here and below."""
 
     def slots_awaiting_drafts(self) -> BoolArray | None:
         return None
@@ -64,6 +61,9 @@ class NoDraftClient:
         return None
 
     def deadline(self) -> float | None:
+        return None
+
+    def stall_deadline(self, step_timeout: float) -> float | None:
         return None
 
     def take(self, reply: DraftReply, now: float) -> None:
