@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import uvicorn
 
 from support.live_gateway import exchange
 from support.patience import PATIENCE_SECONDS
+from support.running_server import running
 from taco_common.http_protocol import (
     MAX_HEADER_BYTES,
     ConnectionCounts,
@@ -69,14 +69,8 @@ async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
 @asynccontextmanager
 async def serving(protocol: type[asyncio.Protocol]) -> AsyncIterator[int]:
     config = uvicorn.Config(echo, http=protocol, ws="none", lifespan="off", log_config=None)
-    server = HttpServer(config)
-    listener = socket.create_server(("127.0.0.1", 0))
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
+    async with running(HttpServer(config)) as number:
+        yield number
 
 
 async def exchange_pieces(port: int, pieces: list[bytes]) -> bytes:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from support.gateway_app import App
 from support.patience import PATIENCE_SECONDS
+from support.running_server import running
 from taco_common.admin import serving_admin_app
 from taco_gateway.admin import gateway_admin_app
 from taco_gateway.server import GatewayServer, uvicorn_config
@@ -18,19 +19,14 @@ logger = logging.getLogger("tests")
 @asynccontextmanager
 async def serve(app: App, *, admin: bool = False) -> AsyncIterator[int]:
     """Gives the port. `admin`: of the admin listener."""
-    listener = socket.create_server(("127.0.0.1", 0))
     if admin:
+        listener = socket.create_server(("127.0.0.1", 0))
         admin_app = gateway_admin_app(app.gateway)
         async with serving_admin_app(admin_app, listener, "127.0.0.1:0", logger):
             yield listener.getsockname()[1]
         return
-    server = GatewayServer(uvicorn_config(app.gateway.config, app.app))
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
+    async with running(GatewayServer(uvicorn_config(app.gateway.config, app.app))) as port:
+        yield port
 
 
 async def exchange(port: int, request: bytes, *, until_close: bool = True) -> bytes:

@@ -3,32 +3,19 @@
 import asyncio
 import itertools
 import json
-import socket
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
 import pytest
 
 from support.ledgers import Harness, RedisHarness
 from support.licenses import gpu_names, make_license, signed
+from support.running_server import running
 from taco_license.server.server import BACKLOG, http_server
-from taco_license.server.service import LicenseService
 
 pytestmark = pytest.mark.slow
 
 HEAD = b"POST /ls/lease HTTP/1.1\r\nHost: l\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-
-
-@asynccontextmanager
-async def listening(service: LicenseService) -> AsyncIterator[int]:
-    """The port of a server."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-    server = http_server(service)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    await serving
 
 
 async def ask(port: int, gpu: str) -> bytes:
@@ -48,7 +35,8 @@ async def test_a_thousand_connections_race_for_ten_seats(harness: Harness) -> No
         services.append(await harness.another())
     await harness.service.import_license(signed(make_license(1000, access_limit=10)))
     async with AsyncExitStack() as stack:
-        ports = [await stack.enter_async_context(listening(service)) for service in services]
+        servers = [running(http_server(service), BACKLOG) for service in services]
+        ports = [await stack.enter_async_context(server) for server in servers]
         asks = map(ask, itertools.cycle(ports), gpu_names(1000))
         assert Counter(await asyncio.gather(*asks)) == {b"200": 10, b"409": 990}
     assert len(harness.seats()) == 10
