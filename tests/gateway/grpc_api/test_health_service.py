@@ -90,7 +90,7 @@ async def test_a_watcher_does_not_hold_up_a_drain(served: Served) -> None:
 
 
 async def test_an_unknown_service_may_be_watched(served: Served) -> None:
-    call = served.stub.Watch(health_pb2.HealthCheckRequest(service="nobody"))
+    call = served.stub.Watch(health_pb2.HealthCheckRequest(service="other.Service"))
     assert (await call.read()).status == Status.SERVICE_UNKNOWN
     call.cancel()
 

@@ -344,7 +344,7 @@ async def test_health_follows_the_worker(connect: Connect) -> None:
     reply = await stub.Check(health_pb2.HealthCheckRequest(service="taco.v1.Inference"))
     assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
+        await stub.Check(health_pb2.HealthCheckRequest(service="other.Service"))
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
 
 
