@@ -145,12 +145,15 @@ def test_cache_is_read_back(cpu_kernels: CpuKernels, kv_format: KVFormat) -> Non
 
 @pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
 def test_every_float8_number(cpu_kernels: CpuKernels, dtype: torch.dtype) -> None:
-    """Bytes are those of torch, limited to the range, and attention reads each of them."""
+    """Bytes are those of torch, limited to the range, and attention reads each of them.
+
+    A value of NaN is not stored: its token gets zeros (test_attention_bits.py).
+    """
     codes = torch.arange(128, dtype=torch.uint8).view(dtype).float()
     finite = codes[codes.isfinite()]
     middles = (finite[1:] + finite[:-1]) / 2
     around = torch.cat([middles.nextafter(codes.new_tensor(x)) for x in (0.0, 1e9)])
-    extreme = torch.tensor([1e-30, finite[1] / 2, 1.01 * finite[-1], 1e30, torch.inf, torch.nan])
+    extreme = torch.tensor([1e-30, finite[1] / 2, 1.01 * finite[-1], 1e30, torch.inf])
     sizes = torch.cat([finite, middles, around, extreme])
     numbers = torch.cat([sizes, -sizes])
     limit = torch.finfo(dtype).max

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.cpu_attention import FORMATS, LATENT, SPARSE, Engine, Model, Sequence, in_chunks
+from support.cpu_attention import (
+    FORMATS,
+    LATENT,
+    LAYER,
+    SPARSE,
+    Engine,
+    Model,
+    Sequence,
+    in_chunks,
+)
 from support.cpu_kernels import kernels_of
 from taco_kernels.kv_format import KVFormat
 from taco_kernels.library import CpuKernels
@@ -172,14 +181,28 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(
 
 
 @pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
-@pytest.mark.parametrize("kind", ["keys", "values"])
-def test_nan_in_the_cache_reaches_later_tokens(
-    cpu_kernels: CpuKernels, kv_format: KVFormat, kind: str
+@pytest.mark.parametrize(
+    ("model", "kind", "number"),
+    [
+        (Model(group=4, head_dim=48), "keys", torch.nan),
+        (Model(group=4, head_dim=48), "values", torch.nan),
+        (Model(group=4, head_dim=48, window=100), "values", torch.inf),
+        (LATENT, "keys", torch.nan),
+    ],
+)
+def test_what_is_not_finite_in_the_cache_reaches_tokens_that_see_it(
+    cpu_kernels: CpuKernels, kv_format: KVFormat, model: Model, kind: str, number: float
 ) -> None:
-    sequence = Sequence(Model(kv_format, group=4, head_dim=48), 300, 1)
-    whole = Engine(cpu_kernels, [sequence]).step({0: 300})[0]
-    getattr(sequence, kind)[280, :, 3] = torch.nan
-    out = Engine(cpu_kernels, [sequence]).step({0: 300})[0]
-    # Tokens before it in its span of 256 tokens may read its values too, with a weight of 0.
-    assert torch.equal(out[:192], whole[:192])
-    assert out[280:].isnan().flatten(1).any(dim=1).all()
+    """And no other, though a row block reads the keys and values of all its tokens."""
+    model = replace(model, format=kv_format)
+    sequence = Sequence(model, 400, 1)
+    whole = Engine(cpu_kernels, [sequence]).step({0: 400})[0]
+    getattr(sequence, kind)[280, :, 3] = number
+    out = Engine(cpu_kernels, [sequence]).step({0: 400})[0]
+    if number == torch.inf and kv_format.of_entry(LAYER) is not None:
+        assert out.isfinite().all()  # cut off at the greatest number
+        return
+    end = 280 + model.window if model.window else 400
+    assert torch.equal(out[:280], whole[:280])
+    assert out[280:end].isnan().flatten(1).any(dim=1).all()
+    assert torch.equal(out[end:], whole[end:])

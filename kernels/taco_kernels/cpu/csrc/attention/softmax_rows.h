@@ -162,6 +162,10 @@ private:
             sum = add(sum, add(left, right));
             left = mul(left, load(scales));
             right = mul(right, load(scales + PANEL));
+            if constexpr (IsMasked) {  // the scale of a token that is not seen may be NaN
+                left = select_bits(view.lanes(2 * s), left, zero());
+                right = select_bits(view.lanes(2 * s + 1), right, zero());
+            }
         }
         const F32 with_strip = store_strip(sum, row, s, left, right);
         return HasValueScales ? sum : with_strip;

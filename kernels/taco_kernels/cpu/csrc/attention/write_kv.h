@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "dispatch/kernel_table.h"
 #include "isa/partial_vectors.h"
@@ -69,6 +70,12 @@ template <>
 inline constexpr float MAX_ITEM<int8_t> = 127;
 // A row of smaller numbers is stored as zeros: the factor to items would not be finite.
 constexpr float MIN_ROW = 0x1p-100f;
+// The greatest float that is stored as a finite item. Greater 8-bit numbers are cut off at
+// MAX_ITEM, if their scale is not their own.
+template <class Item>
+constexpr float MAX_STORED = std::numeric_limits<float>::max();
+template <>
+inline constexpr float MAX_STORED<bf16> = 0x1.fefffep127f;  // the next rounds to infinity
 
 // One head of a panel in the cache.
 template <class Item>
@@ -103,15 +110,20 @@ public:
         if (value_scales_) std::fill_n(value_scales_, PANEL, 0.0f);
     }
 
+    // Writes a token. `value` is not read of a latent entry.
+    void write(int64_t slot, const float* key, const float* value) {
+        if (!is_finite(kv_.is_latent ? key : value)) return write_not_finite(slot);
+        write_key(slot, key);
+        if (!kv_.is_latent) write_value(slot, value);
+    }
+
+private:
     void write_key(int64_t slot, const float* row) {
         const float factor = scale_row(row, kv_.key_dim, key_scales_, slot, kv_.key_factor());
         for (int64_t d = 0; d < kv_.padded_key_dim(); d += LANES) {
             Item items[LANES];
             encode(items, row, kv_.key_dim, d, factor);
-            Item* out = keys_ + d * PANEL + slot * GROUP;
-            for (int64_t i = 0; i < LANES; i += GROUP) {
-                std::memcpy(out + i * PANEL, items + i, GROUP * sizeof(Item));
-            }
+            store_key(slot, d, items);
         }
     }
 
@@ -120,13 +132,62 @@ public:
         for (int64_t d = 0; d < kv_.padded_value_dim(); d += LANES) {
             Item items[LANES];
             encode(items, row, kv_.value_dim, d, factor);
-            Item* out =
-                values_ + d / PANEL * value_stride_ + slot / GROUP * GROUP * PANEL + slot % GROUP;
-            for (int64_t i = 0; i < LANES; ++i) out[i * GROUP] = items[i];
+            store_value(slot, d, items);
         }
     }
 
-private:
+    // Writes a token whose value is not finite: zeros as its value, and a key of NaNs, so that it
+    // reaches the rows that see the token. Products of its value with the weight 0 of other rows
+    // would be NaN too.
+    void write_not_finite(int64_t slot) {
+        // A latent value is the beginning of its key.
+        const int64_t zeros = kv_.is_latent ? kv_.value_dim : 0;
+        for (int64_t d = 0; d < kv_.padded_key_dim(); d += LANES) {
+            Item items[LANES];
+            if (key_scales_) {
+                std::fill_n(items, LANES, Item());
+            } else {
+                store_items(items, set1(std::numeric_limits<float>::quiet_NaN()));
+                std::fill_n(items, std::clamp<int64_t>(zeros - d, 0, LANES), Item());
+            }
+            store_key(slot, d, items);
+        }
+        if (key_scales_) key_scales_[slot] = std::numeric_limits<float>::quiet_NaN();
+        if (kv_.is_latent) return;
+        const Item items[LANES]{};
+        for (int64_t d = 0; d < kv_.padded_value_dim(); d += LANES) store_value(slot, d, items);
+        if (value_scales_) value_scales_[slot] = 0;
+    }
+
+    // Whether a value, or the part of a latent key that is one, is stored as finite numbers.
+    bool is_finite(const float* row) const {
+        const float largest = magnitudes(row, kv_.value_dim).top();
+        const bool is_cut_off = HAS_SCALE && !key_scales_;
+        return is_cut_off ? !std::isnan(largest) : largest <= MAX_STORED<Item>;
+    }
+
+    // Stores sixteen dims of a key.
+    void store_key(int64_t slot, int64_t d, const Item* items) {
+        Item* out = keys_ + d * PANEL + slot * GROUP;
+        for (int64_t i = 0; i < LANES; i += GROUP) {
+            std::memcpy(out + i * PANEL, items + i, GROUP * sizeof(Item));
+        }
+    }
+    // Stores sixteen dims of a value.
+    void store_value(int64_t slot, int64_t d, const Item* items) {
+        Item* out =
+            values_ + d / PANEL * value_stride_ + slot / GROUP * GROUP * PANEL + slot % GROUP;
+        for (int64_t i = 0; i < LANES; ++i) out[i * GROUP] = items[i];
+    }
+
+    static RowMagnitudes magnitudes(const float* row, int64_t dim) {
+        RowMagnitudes all;
+        for (int64_t d = 0; d < dim; d += LANES) {
+            all.add(load_lanes(row + d, std::min<int64_t>(LANES, dim - d)));
+        }
+        return all;
+    }
+
     // Returns the factor from floats to items. `scale`: of the entry; where tokens have `scales`,
     // it stores the slot's instead.
     static float scale_row(const float* row, int64_t dim, float* scales, int64_t slot,
@@ -135,11 +196,7 @@ private:
             return 1;
         } else {
             if (!scales) return 1 / scale;
-            RowMagnitudes magnitudes;
-            for (int64_t d = 0; d < dim; d += LANES) {
-                magnitudes.add(load_lanes(row + d, std::min<int64_t>(LANES, dim - d)));
-            }
-            const float largest = magnitudes.top();  // NaN if a number is
+            const float largest = magnitudes(row, dim).top();  // NaN if a number is
             const bool is_zero = largest < MIN_ROW;
             scales[slot] = is_zero ? 0 : largest / MAX_ITEM<Item>;
             return is_zero ? 0 : MAX_ITEM<Item> / largest;
@@ -165,9 +222,9 @@ inline void write_panel(const EntryKV& kv, int64_t head, const PanelTokens& toke
     if (tokens.first_slot == 0) writer.clear_values();
     for (int64_t i = 0; i < tokens.count; ++i) {
         const int64_t token = tokens.first_token + i, slot = tokens.first_slot + i;
-        writer.write_key(slot, rows.keys + token * rows.key_stride + head * kv.key_dim);
-        if (kv.is_latent) continue;
-        writer.write_value(slot, rows.values + token * rows.value_stride + head * kv.value_dim);
+        const float* value =
+            kv.is_latent ? nullptr : rows.values + token * rows.value_stride + head * kv.value_dim;
+        writer.write(slot, rows.keys + token * rows.key_stride + head * kv.key_dim, value);
     }
 }
 
