@@ -13,6 +13,7 @@ from torch import Tensor
 from taco_kernels.cpu import structs
 from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
+from taco_kernels.native.memory import allocate
 from taco_kernels.sampling_metadata import Array, Penalties, SamplingMetadata
 
 
@@ -46,16 +47,41 @@ def sample_tokens(kernels: CpuKernels, logits: Tensor, metadata: SamplingMetadat
     return token_ids
 
 
-def penalize(kernels: CpuKernels, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
+def penalty_scratch(kernels: CpuKernels, vocab_size: int) -> Tensor:
+    """Allocates the counters of `penalize`, for calls one after another.
+
+    Returns:
+        int32 [num_threads, vocab_size], zeros.
+
+    Raises:
+        MemoryError: the system cannot map them.
+    """
+    size = kernels.num_threads * vocab_size
+    return allocate(size * 4).view(torch.int32).view(kernels.num_threads, vocab_size)
+
+
+def penalize(
+    kernels: CpuKernels, logits: Tensor, tokens: Tensor, penalties: Penalties, scratch: Tensor
+) -> None:
     """Applies penalties in place: repetition, then presence and frequency, then n-gram bans.
 
     Args:
         logits: float32 [num_rows, vocab_size].
         tokens: int32 [num_sequences, max_len], token ids within the vocabulary.
+        scratch: from `penalty_scratch`.
 
     Raises:
         ValueError: a tensor or a column of the wrong type or shape.
     """
+    if (
+        scratch.dtype != torch.int32
+        or scratch.shape != (kernels.num_threads, logits.shape[-1])
+        or not scratch.is_contiguous()
+    ):
+        raise ValueError(
+            f"scratch must be int32 [{kernels.num_threads}, {logits.shape[-1]}], not "
+            f"{scratch.dtype} {tuple(scratch.shape)}"
+        )
     if tokens.dtype != torch.int32 or tokens.dim() != 2 or tokens.stride(1) != 1:
         raise ValueError(f"tokens must be int32 rows, not {tokens.dtype} {tuple(tokens.shape)}")
     count = penalties.rows.size
@@ -72,6 +98,7 @@ def penalize(kernels: CpuKernels, logits: Tensor, tokens: Tensor, penalties: Pen
         _column(penalties.presence, np.float32, count),
         _column(penalties.frequency, np.float32, count),
         _column(penalties.ngram_size, np.int32, count),
+        scratch.data_ptr(),
     )
     kernels.lib.taco_penalize(kernels.pool, ctypes.byref(call))
 

@@ -386,6 +386,7 @@ class Penalties(Structure):
         ("presence", c_void_p),
         ("frequency", c_void_p),
         ("ngram_size", c_void_p),
+        ("counts", c_void_p),
     )
 
 

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from support import sampling_cases as cases
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from support.sampling_cases import make_metadata, pick
-from taco_kernels.cpu.sampling import gather_logprobs, mask_logits, penalize, sample_tokens
+from taco_kernels.cpu.sampling import (
+    gather_logprobs,
+    mask_logits,
+    penalize,
+    penalty_scratch,
+    sample_tokens,
+)
 from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.library import CpuKernels
 from taco_kernels.sampling_metadata import Array, Penalties, SamplingMetadata
@@ -110,15 +116,26 @@ def test_a_nan_makes_a_row_of_nans_and_no_other(cpu_kernels: CpuKernels) -> None
     cases.check_logprobs_of_nan(partial(gather_logprobs, cpu_kernels))
 
 
+def _penalize(kernels: CpuKernels) -> cases.Penalize:
+    """`penalize`, which leaves its counters at 0 for the next call."""
+
+    def call(logits: torch.Tensor, tokens: torch.Tensor, penalties: Penalties) -> None:
+        scratch = penalty_scratch(kernels, logits.shape[1])
+        penalize(kernels, logits, tokens, penalties, scratch)
+        assert not scratch.any()
+
+    return call
+
+
 def test_penalties_change_what_their_definition_says(cpu_kernels: CpuKernels) -> None:
-    cases.check_penalties(partial(penalize, cpu_kernels), *cases.make_penalties())
+    cases.check_penalties(_penalize(cpu_kernels), *cases.make_penalties())
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_sequence_shorter_than_an_ngram_changes_nothing(
     cpu_kernels: CpuKernels, size: int
 ) -> None:
-    cases.check_short_sequence(partial(penalize, cpu_kernels), size)
+    cases.check_short_sequence(_penalize(cpu_kernels), size)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 32, 33, GROUP, SEGMENT + 300])
@@ -131,6 +148,7 @@ def test_masks_ban_what_they_do_not_allow(cpu_kernels: CpuKernels, vocab_size: i
 
 def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
     logits, metadata = torch.zeros(2, 10), SamplingMetadata.greedy(2)
+    tokens = torch.zeros(1, 1, dtype=torch.int32)
     with pytest.raises(ValueError, match="float32 rows"):
         sample_tokens(cpu_kernels, logits.double(), metadata)
     with pytest.raises(ValueError, match="float32 rows"):
@@ -141,7 +159,9 @@ def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
     rows = np.zeros(0, dtype=np.int64)
     nothing = Penalties(rows, columns, columns, columns, floats, floats, floats, columns)
     with pytest.raises(ValueError, match="int32 rows"):
-        penalize(cpu_kernels, logits, torch.zeros(1, 1), nothing)
+        penalize(cpu_kernels, logits, torch.zeros(1, 1), nothing, penalty_scratch(cpu_kernels, 10))
+    with pytest.raises(ValueError, match=r"scratch must be int32 \[\d+, 10\]"):
+        penalize(cpu_kernels, logits, tokens, nothing, penalty_scratch(cpu_kernels, 11))
     bits, of_row = np.zeros((1, 1), dtype=np.int32), np.zeros(2, dtype=np.int32)
     for masks, message in (
         (MaskColumns(np.zeros((1, 2), dtype=np.int32), of_row), r"int32 \[any, 1\]"),

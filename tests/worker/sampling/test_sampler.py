@@ -1,4 +1,3 @@
-from functools import cache
 from random import Random
 from typing import Any
 
@@ -29,7 +28,6 @@ MAX_LEN = 48
 DEVICES = ("torch", *NATIVE)
 
 
-@cache
 def ops_of(device: str) -> SamplingOps:
     return TorchSampling() if device == "torch" else CpuSampling(kernels_of(device, 2))
 

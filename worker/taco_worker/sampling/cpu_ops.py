@@ -12,16 +12,19 @@ from taco_worker.sampling.token_masks import TokenMasks
 
 
 class CpuSampling:
-    """`SamplingOps` for logits in host memory."""
+    """`SamplingOps` for logits in host memory, of one vocabulary."""
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
+        self._penalty_scratch: Tensor | None = None
 
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         return sampling.sample_tokens(self._kernels, logits, metadata)
 
     def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
-        sampling.penalize(self._kernels, logits, tokens, penalties)
+        if self._penalty_scratch is None:
+            self._penalty_scratch = sampling.penalty_scratch(self._kernels, logits.shape[1])
+        sampling.penalize(self._kernels, logits, tokens, penalties, self._penalty_scratch)
 
     def mask(self, logits: Tensor, masks: TokenMasks) -> None:
         columns = MaskColumns.of(masks.rows, masks.bits, logits.shape[0])

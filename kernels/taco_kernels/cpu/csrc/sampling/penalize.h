@@ -5,21 +5,21 @@
 #include <algorithm>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "runtime/parallel.h"
 #include "sampling/sampling_args.h"
 
 namespace TACO_ISA {
 
-// Counts the tokens of a sequence; all counts are 0 between uses.
+// Counts the tokens of a sequence.
 class TokenCounts {
 public:
-    explicit TokenCounts(int64_t vocab_size) : counts_(vocab_size) {}
+    // `counts`: [vocab_size], all 0 between uses.
+    explicit TokenCounts(int32_t* counts) : counts_(counts) {}
 
     // Calls body(token, count) once for each distinct token.
     template <class Body>
-    void each(const int32_t* begin, const int32_t* end, Body body) {
+    void each(const int32_t* begin, const int32_t* end, Body body) const {
         for (const int32_t* token = begin; token != end; ++token) ++counts_[*token];
         for (const int32_t* token = begin; token != end; ++token) {
             if (const int32_t count = std::exchange(counts_[*token], 0)) body(*token, count);
@@ -27,7 +27,7 @@ public:
     }
 
 private:
-    std::vector<int32_t> counts_;
+    int32_t* const counts_;
 };
 
 // Bans every token that would complete an n-gram that the sequence already holds.
@@ -41,7 +41,7 @@ inline void ban_repeated_ngrams(float* logits, const int32_t* begin, const int32
     }
 }
 
-inline void penalize_row(const Penalties& penalties, int64_t index, TokenCounts& counts) {
+inline void penalize_row(const Penalties& penalties, int64_t index, const TokenCounts& counts) {
     float* logits = penalties.logits.row(penalties.rows[index]);
     const int32_t* tokens = penalties.tokens + penalties.sequences[index] * penalties.tokens_stride;
     const int32_t* output = tokens + penalties.starts[index];
@@ -65,7 +65,7 @@ inline void penalize_row(const Penalties& penalties, int64_t index, TokenCounts&
 }
 
 inline void penalize(Thread& thread, const Penalties& penalties) {
-    TokenCounts counts(penalties.logits.vocab_size);
+    const TokenCounts counts(penalties.counts + thread.index() * penalties.logits.vocab_size);
     thread.share(penalties.count, 1,
                  [&](int64_t index, int64_t) { penalize_row(penalties, index, counts); });
 }

@@ -60,6 +60,7 @@ struct Penalties {
     const float* presence;      // [count], 0 is off
     const float* frequency;     // [count], 0 is off
     const int32_t* ngram_size;  // [count], 0 is off
+    int32_t* counts;            // [num_threads, vocab_size], all 0 between calls
 };
 
 // Log probabilities of one token per row and of the most likely ones.
