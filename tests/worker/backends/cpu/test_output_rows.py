@@ -32,6 +32,7 @@ HIDDEN, INNER, VOCAB, LENGTH = 64, 48, 96, 64
 CHUNKS = {"a": [(7 * i) % VOCAB for i in range(33)], "b": [5, 8, 13]}
 NUM_TOKENS = sum(map(len, CHUNKS.values()))
 OUTPUT_ROWS = [4, 32, 35]
+RUNS = [4, 5, 6, 31, 32, 33, 34]  # the last one is of both sequences
 MOST_ROWS = [row for row in range(NUM_TOKENS) if row not in (1, 33)]
 
 
@@ -104,6 +105,7 @@ def test_some_outputs_are_those_of_all_rows(checkpoint: Path, dtype: str) -> Non
     model = load_step_model(checkpoint, "kernels", dtype=dtype)
     whole = logits(model, list(range(NUM_TOKENS)))
     assert torch.equal(logits(model, OUTPUT_ROWS), whole[OUTPUT_ROWS])
+    assert torch.equal(logits(model, RUNS), whole[RUNS])
     assert torch.equal(logits(model, MOST_ROWS), whole[MOST_ROWS])
     wanted = logits(load_step_model(checkpoint, "torch", dtype=dtype), OUTPUT_ROWS)
     tolerance = 1e-5 if dtype == "float32" else 0.05

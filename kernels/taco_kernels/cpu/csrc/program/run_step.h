@@ -33,6 +33,32 @@ inline int32_t seq_len_at(const Batch& batch, int64_t seq, int64_t row) {
     return batch.seq_lens[seq] - (batch.query_start[seq + 1] - 1 - int32_t(row));
 }
 
+// Adjacent output rows of one sequence: `first` and `count` of the outputs.
+struct OutputRun {
+    int64_t first, count, sequence;
+};
+
+// Calls body(OutputRun) for all output rows of a step, in order.
+template <class Body>
+void for_output_runs(const Step& step, Body body) {
+    const int32_t* rows = step.output_rows;
+    for (int64_t first = 0; first < step.num_outputs;) {
+        const int64_t sequence = sequence_of(step.batch, rows[first]);
+        const int32_t end = step.batch.query_start[sequence + 1];
+        int64_t past = first + 1;
+        while (past < step.num_outputs && rows[past] < end && rows[past] == rows[past - 1] + 1) {
+            ++past;
+        }
+        body(OutputRun{first, past - first, sequence});
+        first = past;
+    }
+}
+
+// Tokens in the KV of a run's sequence up to its last row.
+inline int32_t seq_len_of(const Step& step, const OutputRun& run) {
+    return seq_len_at(step.batch, run.sequence, step.output_rows[run.first + run.count - 1]);
+}
+
 // The step of one thread.
 class StepRun {
 public:
@@ -128,41 +154,45 @@ private:
         kernels().attend(thread_, attention);
     }
 
-    // Reduces the step to the output rows, each a sequence of one query token.
+    // Reduces the step to the output rows.
     void restrict_rows(const Op& op) {
         const int64_t outputs = step_.num_outputs;
         if (output_rows_ || outputs == rows_) return;
         if (!op.is_final && (!restricts_early(step_) || keeps_later(op))) return;
+        if (!op.is_final) restrict_batch();  // attention follows
         share_rows(thread_, outputs, [&](int64_t i) {
             for (int64_t j = 0; j < op.num_live; ++j) {
                 copy_row(op.live[j], step_.output_rows[i], i);
             }
-            if (!op.is_final) restrict_sequence(i);  // attention follows
         });
         for (int64_t j = 0; j < op.num_live; ++j) {
             buffers_[op.live[j]] = scratch_.restricted[op.live[j]];
         }
         output_rows_ = step_.output_rows;
         rows_ = outputs;
-        if (op.is_final) return;
-        batch_ = {outputs,
-                  outputs,
+    }
+
+    // Makes each run of output rows a sequence. The threads write its arrays together: they may be
+    // read after the next barrier.
+    void restrict_batch() {
+        const int64_t stride = step_.batch.block_table_stride;
+        int64_t count = 0;
+        if (thread_.index() == 0) scratch_.query_start[0] = 0;
+        for_output_runs(step_, [&](const OutputRun& run) {
+            const int64_t i = count++;
+            if (i % thread_.count() != thread_.index()) return;
+            scratch_.query_start[i + 1] = int32_t(run.first + run.count);
+            scratch_.seq_lens[i] = seq_len_of(step_, run);
+            std::copy_n(step_.batch.block_tables + run.sequence * stride, stride,
+                        scratch_.block_tables + i * stride);
+        });
+        batch_ = {step_.num_outputs,
+                  count,
                   scratch_.query_start,
                   scratch_.seq_lens,
                   scratch_.block_tables,
-                  step_.batch.block_table_stride,
+                  stride,
                   nullptr};
-    }
-
-    // Makes an output row a sequence of one query token.
-    void restrict_sequence(int64_t i) {
-        const Batch& all = step_.batch;
-        const int64_t row = step_.output_rows[i], seq = sequence_of(all, row);
-        std::copy_n(all.block_tables + seq * all.block_table_stride, all.block_table_stride,
-                    scratch_.block_tables + i * all.block_table_stride);
-        scratch_.query_start[i] = int32_t(i);
-        if (i + 1 == step_.num_outputs) scratch_.query_start[i + 1] = int32_t(i + 1);
-        scratch_.seq_lens[i] = seq_len_at(all, seq, row);
     }
 
     // Whether an op after a restrict op copies a layer's output, which is wanted of all tokens.
@@ -202,7 +232,7 @@ inline bool is_alike(const Attention& one, const Attention& other, const KVCache
            a.is_latent == b.is_latent;
 }
 
-// The largest attention workspace of any op.
+// The largest attention workspace of any op. Throws std::bad_alloc.
 inline int64_t attention_bytes(const Program& program, const Step& step, int num_threads) {
     int64_t most = 0;
     const auto consider = [&](const Batch& batch) {
@@ -220,13 +250,12 @@ inline int64_t attention_bytes(const Program& program, const Step& step, int num
     if (!restricts_early(step) || step.num_outputs == 0) return most;
 
     std::vector<int32_t> query_start(1), seq_lens;
-    for (int64_t i = 0; i < step.num_outputs; ++i) {
-        query_start.push_back(int32_t(i + 1));
-        const int64_t row = step.output_rows[i];
-        seq_lens.push_back(seq_len_at(step.batch, sequence_of(step.batch, row), row));
-    }
-    consider({step.num_outputs, step.num_outputs, query_start.data(), seq_lens.data(), nullptr,
-              step.batch.block_table_stride, nullptr});
+    for_output_runs(step, [&](const OutputRun& run) {
+        query_start.push_back(int32_t(run.first + run.count));
+        seq_lens.push_back(seq_len_of(step, run));
+    });
+    consider({step.num_outputs, int64_t(seq_lens.size()), query_start.data(), seq_lens.data(),
+              nullptr, step.batch.block_table_stride, nullptr});
     return most;
 }
 
