@@ -23,6 +23,6 @@ int64_t taco_attention_workspace(TacoPool* pool, const Attention* attention) {
 void taco_attend(TacoPool* pool, const Attention* attention) {
     const auto groups = find_prefix_groups(attention->batch, attention->cache.block_size);
     Attention grouped = *attention;
-    grouped.batch.prefix_groups = groups.data();
+    grouped.batch.prefix_groups = groups.empty() ? nullptr : groups.data();
     pool->threads.run([&](Thread& thread) { pool->kernels.attend(thread, grouped); });
 }

@@ -7,14 +7,21 @@
 #pragma once
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "attention/kv_cache.h"
 
 // Finds the group of each sequence. A sequence is alone unless it has one query token and shares
-// whole spans with its neighbours. The shared spans end before the query token of each.
+// whole spans with its neighbours. The shared spans end before the query token of each. Returns no
+// groups, with which nothing is shared, if memory is short.
 inline std::vector<PrefixGroup> find_prefix_groups(const Batch& batch, int64_t block_size) {
     std::vector<PrefixGroup> groups;
+    try {
+        groups.reserve(size_t(batch.num_seqs));
+    } catch (const std::bad_alloc&) {
+        return groups;
+    }
     if (!batch.block_tables || block_size == 0 || SPAN % block_size != 0) return groups;
     const int64_t blocks_per_span = SPAN / block_size;
     const auto is_decode = [&](int64_t s) {
@@ -29,7 +36,6 @@ inline std::vector<PrefixGroup> find_prefix_groups(const Batch& batch, int64_t b
         return (std::mismatch(one, one + most * blocks_per_span, two).first - one) /
                blocks_per_span;
     };
-    groups.reserve(size_t(batch.num_seqs));
     for (int64_t first = 0; first < batch.num_seqs;) {
         int64_t count = 1, spans = is_decode(first) ? spans_of(first) : 0;
         for (; spans > 0 && is_decode(first + count); ++count) {

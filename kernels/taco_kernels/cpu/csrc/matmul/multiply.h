@@ -5,8 +5,6 @@
 // its own row and column alone.
 #pragma once
 
-#include <vector>
-
 #include "matmul/block_products.h"
 #include "matmul/encode.h"
 #include "matmul/epilogue.h"
@@ -14,32 +12,24 @@
 
 namespace TACO_ISA {
 
-// Calls body(index, next) for the blocks, where `next` is memory that the thread likely reads after
-// the block: as Thread::share, and without blocks of which no row may sample a token. Ends with a
-// barrier.
+// Calls body(index, next) for the blocks of which any row may sample a token, as Thread::share.
+// `next` is memory that the thread likely reads after the block. Ends with a barrier.
 template <class Body>
 void share_blocks(Thread& thread, const Matrix& matrix, const Blocking& blocking,
                   const TokenMasks& masks, Body body) {
     const auto address = [&](int64_t index) {
         return matrix.panel(blocking.panel_range(index).begin);
     };
-    if (!masks.of_row) {
-        thread.share(blocking.count(), 1, [&](int64_t index, int64_t) {
-            body(index, address(std::min(index + thread.chunk_step(), blocking.count() - 1)));
-        });
-        return;
-    }
     static_assert(BLOCK_PANELS % 2 == 0);  // blocks begin with a word of a mask
-    std::vector<int64_t> allowed;          // every thread finds the same
-    for (int64_t index = 0; index < blocking.count(); ++index) {
-        if (allows_any(masks, blocking.row_range(index), blocking.panel_range(index))) {
-            allowed.push_back(index);
-        }
-    }
-    const int64_t count = int64_t(allowed.size());
-    thread.share(count, 1, [&](int64_t place, int64_t) {
-        const int64_t next = std::min(place + thread.chunk_step(), count - 1);
-        body(allowed[size_t(place)], address(allowed[size_t(next)]));
+    const auto is_needed = [&](int64_t index) {
+        return !masks.of_row ||
+               allows_any(masks, blocking.row_range(index), blocking.panel_range(index));
+    };
+    thread.share(blocking.count(), 1, [&](int64_t index, int64_t) {
+        if (!is_needed(index)) return;
+        int64_t next = std::min(index + thread.chunk_step(), blocking.count() - 1);
+        while (next < blocking.count() - 1 && !is_needed(next)) ++next;
+        body(index, address(next));
     });
 }
 

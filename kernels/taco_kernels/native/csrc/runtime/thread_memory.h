@@ -19,9 +19,10 @@ inline void* thread_memory(int64_t bytes) {
     thread_local int64_t size = 0;
     if (bytes > size) {
         memory.reset();
-        size = round_up(bytes, 4096);
-        memory.reset(std::aligned_alloc(4096, size_t(size)));
+        size = 0;
+        memory.reset(std::aligned_alloc(4096, size_t(round_up(bytes, 4096))));
         if (!memory) throw std::bad_alloc();
+        size = round_up(bytes, 4096);
     }
     return memory.get();
 }
