@@ -1,4 +1,9 @@
-"""Writes a step's keys and values to the paged KV cache."""
+"""Writes a step's keys and values to the paged KV cache.
+
+A value that is not finite is stored as zeros, with a key of NaNs: attention multiplies the values
+of tokens that a row must not see by 0, and 0 * NaN is NaN, but it masks their scores. A latent
+entry stores such a value as it is.
+"""
 
 from __future__ import annotations
 
@@ -197,9 +202,17 @@ def _write_kv_kernel(
     scales_at = block * scale_block + offset * scale_token + heads
     has_slot = (heads < HEADS) & (slot >= 0)
     keys = tl.load(key + token * key_token + heads * key_head + dims, mask=is_key, other=0.0)
+    if VALUE_DIM > 0:
+        is_value = (heads < HEADS) & (dims < VALUE_DIM)
+        values = tl.load(
+            value + token * value_token + heads * value_head + dims, mask=is_value, other=0.0
+        )
+        is_stored = are_finite(values, LIMIT > 0 and value_scales is None)
+        keys = tl.where(is_stored, keys, float("nan"))
+        values = tl.where(is_stored, values, 0.0)
     if LIMIT > 0:
         if key_scales is not None:
-            largest = tl.max(tl.abs(keys.to(tl.float32)), 1)[:, None]
+            largest = largest_of(keys)
             key_factor = factor_of(largest, LIMIT)
             tl.store(key_scales + scales_at, scale_of(largest, LIMIT), mask=has_slot)
         keys = quantized(keys, key_factor, LIMIT, key_cache.dtype.element_ty)
@@ -208,13 +221,9 @@ def _write_kv_kernel(
         key_cache + keys_at + dims, keys.to(key_cache.dtype.element_ty), mask=is_key & (slot >= 0)
     )
     if VALUE_DIM > 0:
-        is_value = (heads < HEADS) & (dims < VALUE_DIM)
-        values = tl.load(
-            value + token * value_token + heads * value_head + dims, mask=is_value, other=0.0
-        )
         if LIMIT > 0:
             if value_scales is not None:
-                largest = tl.max(tl.abs(values.to(tl.float32)), 1)[:, None]
+                largest = largest_of(values)
                 value_factor = factor_of(largest, LIMIT)
                 tl.store(value_scales + scales_at, scale_of(largest, LIMIT), mask=has_slot)
             values = quantized(values, value_factor, LIMIT, value_cache.dtype.element_ty)
@@ -225,6 +234,22 @@ def _write_kv_kernel(
             values.to(value_cache.dtype.element_ty),
             mask=is_value & (slot >= 0),
         )
+
+
+@triton.jit
+def are_finite(values, IS_CUT_OFF: tl.constexpr):
+    """Which rows are stored as finite numbers, [rows, 1]. IS_CUT_OFF: infinities are."""
+    sizes = tl.abs(values.to(tl.float32))
+    is_finite = sizes == sizes if IS_CUT_OFF else sizes < float("inf")
+    return tl.min(is_finite.to(tl.int32), 1)[:, None] > 0
+
+
+@triton.jit
+def largest_of(numbers):
+    """The greatest absolute number of each row, [rows, 1]; NaN if a number is."""
+    sizes = tl.abs(numbers.to(tl.float32))
+    has_nan = tl.max((sizes != sizes).to(tl.int32), 1) > 0
+    return tl.where(has_nan, float("nan"), tl.max(sizes, 1))[:, None]
 
 
 @triton.jit

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from taco_kernels.reference.rotary import RotaryStyle
 from taco_kernels.triton.kv_write import (
+    are_finite,
     check_kv,
     check_scales,
     factor_of,
+    largest_of,
     limit_of,
     quantized,
     scale_arguments,
@@ -136,8 +138,14 @@ def _load_columns(
 
 @triton.jit
 def _largest(x, mask):
-    """The greatest absolute number of each row, [rows, 1]."""
-    return tl.max(tl.where(mask, tl.abs(x.to(tl.float32)), 0.0), 1)[:, None]
+    """The greatest absolute number of each row, [rows, 1]; NaN if a number is."""
+    return largest_of(tl.where(mask, x, 0.0))
+
+
+@triton.jit
+def _greater(one, other):
+    """The greater one, or NaN if either is."""
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit(do_not_specialize=["positions_axis"])
@@ -253,12 +261,22 @@ def _rotate_and_write_kernel(
                 rest, rest_at, in_rest = _load_columns(
                     key, key_head, heads, NUM_KV_HEADS, OFFSET + 2 * HALF, HEAD_DIM, REST_BLOCK
                 )
+            values, _, _ = _load_columns(
+                value, value_head, heads, NUM_KV_HEADS, 0, VALUE_DIM, VALUE_BLOCK
+            )
+            is_stored = are_finite(values, LIMIT > 0 and value_scales is None)
+            first = tl.where(is_stored, first, float("nan"))
+            second = tl.where(is_stored, second, float("nan"))
+            if OFFSET > 0:
+                front = tl.where(is_stored, front, float("nan"))
+            if OFFSET + 2 * HALF < HEAD_DIM:
+                rest = tl.where(is_stored, rest, float("nan"))
             if key_scales is not None:
-                largest = tl.maximum(_largest(first, mask), _largest(second, mask))
+                largest = _greater(_largest(first, mask), _largest(second, mask))
                 if OFFSET > 0:
-                    largest = tl.maximum(largest, _largest(front, in_front))
+                    largest = _greater(largest, _largest(front, in_front))
                 if OFFSET + 2 * HALF < HEAD_DIM:
-                    largest = tl.maximum(largest, _largest(rest, in_rest))
+                    largest = _greater(largest, _largest(rest, in_rest))
                 key_factor = factor_of(largest, LIMIT)
                 scales_at = key_scales + block * scale_block + offset * scale_token + heads
                 tl.store(scales_at, scale_of(largest, LIMIT), mask=heads < NUM_KV_HEADS)
@@ -278,6 +296,8 @@ def _rotate_and_write_kernel(
             values, values_at, in_value = _load_columns(
                 value, value_head, heads, NUM_KV_HEADS, 0, VALUE_DIM, VALUE_BLOCK
             )
+            is_stored = are_finite(values, LIMIT > 0 and value_scales is None)
+            values = tl.where(is_stored, values, 0.0)
             if value_scales is not None:
                 largest = _largest(values, in_value)
                 value_factor = factor_of(largest, LIMIT)

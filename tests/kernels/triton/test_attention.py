@@ -75,6 +75,21 @@ def test_score_options(options: dict) -> None:
     step.check(many_rows=MANY_ROWS, few_rows=replace(FEW_ROWS, masks_all=False))
 
 
+def test_a_key_of_nan_reaches_the_rows_that_see_it() -> None:
+    """And no others of its tile: `write_kv` stores values that are not finite with such keys."""
+    step = Step(Case(((30, 40), (12, 3)), (4, 2), 64, dtype=torch.float16))
+    whole = step.attend()
+    position, first_row = 55, 25
+    size = step.case.block_size
+    block = step.clean_tables[0, position // size]
+    step.key_cache[block, position % size] = torch.nan
+    step.value_cache[block, position % size] = 0
+    out = step.attend()
+    assert torch.equal(out[:first_row], whole[:first_row])
+    assert out[first_row:40].isnan().all()
+    assert torch.equal(out[40:], whole[40:])
+
+
 @pytest.mark.parametrize("num_splits", [1, 3])
 @pytest.mark.parametrize("dims", LATENTS)
 @pytest.mark.parametrize("heads", [(16, 1), (48, 1), (6, 1)])

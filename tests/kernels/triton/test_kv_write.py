@@ -119,6 +119,46 @@ def test_scales_of_tokens(dtype: torch.dtype, is_latent: bool) -> None:
     assert num_written == sum(slot >= 0 for slot in SLOTS) * 2 * (1 if is_latent else 2)
 
 
+@pytest.mark.parametrize("number", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
+def test_a_value_that_is_not_finite_makes_its_key_nan(dtype: torch.dtype, number: float) -> None:
+    """Of its head and token alone; it is stored as zeros."""
+    key, value = fused(2, 64, torch.float16)
+    value[2, 1, 5] = number
+    caches = [cache.to(dtype) for cache in poisoned_caches(16, 2, 64, torch.float16)]
+    scales = torch.ones((6, 2, 16, 2), device=DEVICE)
+    options = {"key_scale": scales[:, 0], "value_scale": scales[:, 1]}
+    slots = torch.tensor(SLOTS, device=DEVICE)
+    write_kv(key, value, caches[0], caches[1], slots, **(options if dtype == torch.int8 else {}))
+    at = slots[2:] // 16, slots[2:] % 16
+    keys, values = (
+        cache[at].float() * scales[:, index][at].unsqueeze(-1) for index, cache in enumerate(caches)
+    )
+    assert keys.isnan().any(-1).tolist() == [[False, True], [False, False], [False, False]]
+    assert keys[0, 1].isnan().all()
+    assert values.isfinite().all()
+    assert not values[0, 1].any()
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BIT_DTYPES)
+def test_the_scale_of_a_key_with_nan_is_nan(dtype: torch.dtype) -> None:
+    key, value = fused(2, 64, torch.float32)
+    key[2, 1, 5] = torch.nan
+    caches = [cache.to(dtype) for cache in poisoned_caches(16, 2, 64, torch.float32)]
+    scales = torch.zeros((6, 2, 16, 2), device=DEVICE)
+    slots = torch.tensor(SLOTS, device=DEVICE)
+    write_kv(
+        key,
+        value,
+        caches[0],
+        caches[1],
+        slots,
+        key_scale=scales[:, 0],
+        value_scale=scales[:, 1],
+    )
+    assert scales[0, :, 0].isnan().tolist() == [[False, True], [False, False]]
+
+
 def scaled_exactly(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows whose scales are powers of two and whose numbers the dtype holds."""
     limit = torch.finfo(dtype).max

@@ -142,6 +142,35 @@ def test_keys_and_values_reach_their_slots(
     assert int((~memory.isnan()).sum()) == 4 * 2 * 2 * head_dim  # and nothing else was written
 
 
+@pytest.mark.parametrize("offset", [0, 11])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_a_value_that_is_not_finite_makes_its_key_nan(dtype: torch.dtype, offset: int) -> None:
+    fused = _fused(4, (6, 3), 56, torch.float32)
+    query, key, value = _split(fused, (6, 3))
+    value[1, 2, 40] = torch.nan
+    key[2, 0, 55] = torch.nan
+    positions, cos_sin = torch.randint(0, MAX_POSITIONS, (4,)), _cos_sin(20)
+    key_cache, value_cache, _ = _caches(3, 56, 8, torch.float32)
+    key_cache, value_cache = key_cache.to(dtype), value_cache.to(dtype)
+    scales = torch.ones((*key_cache.shape[:1], 2, *key_cache.shape[1:3]))
+    slots = _slots(4, 8)
+    options: dict[str, Any] = {"offset": offset}
+    if dtype == torch.int8:
+        options |= {"key_scale": scales[:, 0], "value_scale": scales[:, 1]}
+    rotate_and_write_kv(
+        query, key, value, positions, cos_sin, key_cache, value_cache, slots, **options
+    )
+    index = (slots // 8, slots % 8)
+    keys = key_cache[index].float() * scales[:, 0][index].unsqueeze(-1)
+    values = value_cache[index].float() * scales[:, 1][index].unsqueeze(-1)
+    assert keys[1, 2].isnan().all()
+    assert not values[1, 2].any()
+    expected = torch.zeros(4, 3, dtype=torch.bool)
+    expected[1, 2] = expected[2, 0] = True
+    assert torch.equal(keys.isnan().any(-1), expected)
+    assert values.isfinite().all()
+
+
 @pytest.mark.parametrize("style", ["half", "interleaved"])
 @pytest.mark.parametrize("sections", [(), (3, 0, 7), (4, 6)], ids=str)
 @pytest.mark.parametrize("offset", [0, 11, 36])
