@@ -1,9 +1,9 @@
 """The engines that can be compared, and how each is started.
 
-`directory` below is filled by `install.sh`: `models/NAME` with a checkpoint and `-gptq` and `-awq`
-with its quantized forms, `models-ov/NAME-fp16`, `-int8` and `-int4` with OpenVINO's conversions,
-`models-gguf/NAME.gguf` and `-q4_0` and others with llama.cpp's, its build `llama.cpp`, and the
-environments `vllm` and `ov`.
+`directory` below is filled by `install.sh`: `models/NAME` with a checkpoint, `-gptq` and `-awq`
+with its quantized forms and `-packed` with what `taco_llm convert` writes,
+`models-ov/NAME-fp16`, `-int8` and `-int4` with OpenVINO's conversions, `models-gguf/NAME.gguf` and
+`-q4_0` and others with llama.cpp's, its build `llama.cpp`, and the environments `vllm` and `ov`.
 """
 
 import os
@@ -25,6 +25,7 @@ SERVED_NAME = "m"
 LLAMA_MAX_CONTEXT = 32768
 # Variants of a checkpoint: folders of `models`, and files of `models-gguf`.
 QUANTIZED, GGUF = ("gptq", "awq"), ("q8_0", "q4_0", "q4_k_m")
+PACKED = "packed"  # for this CPU: peers start from conversions too
 # Bits of a weight as an engine's variant stores it; those of a checkpoint are 16.
 WEIGHT_BITS = {"int8": 8, "q8_0": 8, "fp32": 32} | dict.fromkeys(
     ("gptq", "awq", "q4_0", "q4_k_m", "int4"), 4
@@ -32,7 +33,7 @@ WEIGHT_BITS = {"int8": 8, "q8_0": 8, "fp32": 32} | dict.fromkeys(
 NAMES = (
     "taco",
     "taco-int8",
-    *(f"taco-{variant}" for variant in (*QUANTIZED, *GGUF)),
+    *(f"taco-{variant}" for variant in (*QUANTIZED, *GGUF, PACKED)),
     "taco-http",
     "taco-int8-http",
     "vllm",
@@ -91,7 +92,7 @@ class Catalogue:
             "quantize_lm_head": bool(variants & set(QUANTIZED)),
         }
         driver = "drive_taco"
-        model = self._gguf(variants) if variants & set(GGUF) else self._quantized(variants)
+        model = self._gguf(variants) if variants & set(GGUF) else self._form(variants)
         if "http" in variants:
             _require_kernels()
             driver = "drive_http"
@@ -109,9 +110,9 @@ class Catalogue:
             environment=_own_packages(),
         )
 
-    def _quantized(self, variants: set[str]) -> Path:
+    def _form(self, variants: set[str]) -> Path:
         """The checkpoint in the form of the variants."""
-        found = [variant for variant in QUANTIZED if variant in variants]
+        found = [variant for variant in (*QUANTIZED, PACKED) if variant in variants]
         return self.directory / "models" / "-".join([self.model, *found])
 
     def _gguf(self, variants: set[str]) -> Path:
@@ -153,7 +154,7 @@ class Catalogue:
             options,
             prefix_cache,
             variants,
-            model=self._quantized(variants),
+            model=self._form(variants),
             environment=environment,
         )
 

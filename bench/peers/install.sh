@@ -73,6 +73,10 @@ for TYPE in Q8_0 Q4_0 Q4_K_M; do
   fi
 done
 
+if [ ! -f "$CHECKPOINT-packed/config.json" ]; then
+  "$OURS" -m taco_llm.cli.main convert "$CHECKPOINT" --out "$CHECKPOINT-packed"
+fi
+
 for METHOD in gptq awq; do
   if [ ! -f "$CHECKPOINT-$METHOD/model.safetensors" ]; then
     "$OURS" "$HERE/make_quantized.py" "$CHECKPOINT" "$CHECKPOINT-$METHOD" --method "$METHOD"

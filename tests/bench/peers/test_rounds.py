@@ -60,6 +60,13 @@ def test_a_start_uses_a_new_process_and_compiled_modules(
     assert list(tmp_path.rglob("async_engine.*.pyc"))
 
 
+def test_variants_take_their_form_of_the_model(catalogue: Catalogue) -> None:
+    forms = {"taco": "demo", "taco-packed": "demo-packed", "taco-gptq": "demo-gptq"}
+    for name, form in forms.items():
+        model = Path(catalogue.find(name, prefix_cache=False).settings.model)
+        assert model == catalogue.directory / "models" / form
+
+
 def test_an_engine_that_cannot_start_says_why(catalogue: Catalogue) -> None:
     spec = catalogue.find("taco", prefix_cache=False)
     spec = replace(spec, settings=replace(spec.settings, threads=0))
