@@ -4,13 +4,19 @@ import datetime
 import os
 import platform
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("taco-llm", "torch", "numpy", "grpcio", "protobuf", "fastapi", "uvicorn", "tokenizers")
 VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+# Models by family, as in arch/x86/kernel/cpu/amd.c of Linux.
+_ZEN = {
+    "Zen 3": {25: (*range(0x10), *range(0x20, 0x60))},
+    "Zen 4": {25: (*range(0x10, 0x20), *range(0x60, 0xB0))},
+    "Zen 5": {26: (*range(0x30), *range(0x40, 0x50), *range(0x60, 0x80))},
+}
 _SECRET_FLAGS = ("--api-key", "--header")
 
 
@@ -35,12 +41,26 @@ def machine() -> dict[str, Any]:
     described = {name.strip(): value.strip() for name, _, value in fields}
     flags = described.get("flags", "").split()
     return {
-        "cpu": described.get("model name", "unknown"),
+        "cpu": cpu_name(described),
         "vector_sets": [name for name in VECTOR_SETS if name in flags],
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def cpu_name(described: Mapping[str, str]) -> str:
+    """The model of a CPU, with its generation where virtual machines have one name for several.
+
+    Args:
+        described: fields of /proc/cpuinfo.
+    """
+    name = described.get("model name", "unknown")
+    if described.get("vendor_id") != "AuthenticAMD":
+        return name
+    family, model = int(described["cpu family"]), int(described["model"])
+    generation = next((zen for zen, of in _ZEN.items() if model in of.get(family, ())), None)
+    return name if generation is None else f"{name} ({generation})"
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
