@@ -181,28 +181,47 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(
 
 
 @pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("position", [256, 280])  # the first of its span, and another one
 @pytest.mark.parametrize(
-    ("model", "kind", "number"),
+    ("model", "kind", "dim", "number"),
     [
-        (Model(group=4, head_dim=48), "keys", torch.nan),
-        (Model(group=4, head_dim=48), "values", torch.nan),
-        (Model(group=4, head_dim=48, window=100), "values", torch.inf),
-        (LATENT, "keys", torch.nan),
+        (Model(group=4, head_dim=48), "keys", 3, torch.nan),
+        (Model(group=4, head_dim=48), "values", 3, torch.nan),
+        (Model(group=4, head_dim=48, window=100), "values", 3, torch.inf),
+        (LATENT, "keys", 3, torch.nan),
+        (LATENT, "keys", 90, torch.nan),  # not of the value
     ],
 )
-def test_what_is_not_finite_in_the_cache_reaches_tokens_that_see_it(
-    cpu_kernels: CpuKernels, kv_format: KVFormat, model: Model, kind: str, number: float
+def test_numbers_that_are_not_finite_reach_the_rows_that_see_them(
+    cpu_kernels: CpuKernels,
+    kv_format: KVFormat,
+    position: int,
+    model: Model,
+    kind: str,
+    dim: int,
+    number: float,
 ) -> None:
-    """And no other, though a row block reads the keys and values of all its tokens."""
+    """And no others, though a row block reads the keys and values of all its tokens."""
+    if number == torch.inf and kv_format.of_entry(LAYER) is not None:
+        number = torch.nan  # infinity is clamped
     model = replace(model, format=kv_format)
     sequence = Sequence(model, 400, 1)
     whole = Engine(cpu_kernels, [sequence]).step({0: 400})[0]
-    getattr(sequence, kind)[280, :, 3] = number
+    getattr(sequence, kind)[position, :, dim] = number
     out = Engine(cpu_kernels, [sequence]).step({0: 400})[0]
-    if number == torch.inf and kv_format.of_entry(LAYER) is not None:
-        assert out.isfinite().all()  # cut off at the greatest number
-        return
-    end = 280 + model.window if model.window else 400
-    assert torch.equal(out[:280], whole[:280])
-    assert out[280:end].isnan().flatten(1).any(dim=1).all()
+    end = position + model.window if model.window else 400
+    assert torch.equal(out[:position], whole[:position])
+    assert out[position:end].isnan().flatten(1).any(dim=1).all()
     assert torch.equal(out[end:], whole[end:])
+
+
+def test_infinity_is_clamped_with_the_scale_of_an_entry(cpu_kernels: CpuKernels) -> None:
+    kv_format = FORMATS["float8_e4m3fn, entry scales"]
+    sequence = Sequence(Model(kv_format), 20, 1)
+    sequence.values[3, :, 5] = -torch.inf
+    engine = Engine(cpu_kernels, [sequence])
+    assert engine.step({0: 20})[0].isfinite().all()
+    scales = kv_format.of_entry(LAYER)
+    assert scales is not None
+    stored = engine.cache.read(LAYER, engine.tables[0], 20)[1][3, :, 5]
+    assert torch.equal(stored, torch.full_like(stored, -448 * scales.value))

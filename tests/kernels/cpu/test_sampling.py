@@ -117,7 +117,7 @@ def test_a_nan_makes_a_row_of_nans_and_no_other(cpu_kernels: CpuKernels) -> None
 
 
 def _penalize(kernels: CpuKernels) -> cases.Penalize:
-    """`penalize`, which leaves its counters at 0 for the next call."""
+    """`penalize`, and a check that its counters are 0 for the next call."""
 
     def call(logits: torch.Tensor, tokens: torch.Tensor, penalties: Penalties) -> None:
         scratch = penalty_scratch(kernels, logits.shape[1])

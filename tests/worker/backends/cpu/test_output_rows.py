@@ -32,7 +32,7 @@ HIDDEN, INNER, VOCAB, LENGTH = 64, 48, 96, 64
 CHUNKS = {"a": [(7 * i) % VOCAB for i in range(33)], "b": [5, 8, 13]}
 NUM_TOKENS = sum(map(len, CHUNKS.values()))
 OUTPUT_ROWS = [4, 32, 35]
-RUNS = [4, 5, 6, 31, 32, 33, 34]  # the last one is of both sequences
+RUNS = [4, 5, 6, 31, 32, 33, 34]  # rows 31 to 34 are of both sequences
 MOST_ROWS = [row for row in range(NUM_TOKENS) if row not in (1, 33)]
 
 

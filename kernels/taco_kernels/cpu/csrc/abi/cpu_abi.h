@@ -90,7 +90,7 @@ TACO_API void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopie
 TACO_API int64_t taco_attention_workspace(TacoPool* pool, const Attention* attention);
 TACO_API void taco_attend(TacoPool* pool, const Attention* attention);
 
-// What functions that count bytes return if they have no memory themselves: no machine has as much.
+// `*_bytes` functions return it if they run out of memory. Allocating it always fails.
 constexpr int64_t TOO_MANY_BYTES = int64_t(1) << 62;
 
 // A step of a program, and its logits (program/program_args.h); `*_bytes` return the bytes that

@@ -70,8 +70,8 @@ template <>
 inline constexpr float MAX_ITEM<int8_t> = 127;
 // A row of smaller numbers is stored as zeros: the factor to items would not be finite.
 constexpr float MIN_ROW = 0x1p-100f;
-// The greatest float that is stored as a finite item. Greater 8-bit numbers are cut off at
-// MAX_ITEM, if their scale is not their own.
+// The greatest float that is stored as a finite item. With an entry's scale, greater 8-bit numbers
+// are clamped to MAX_ITEM.
 template <class Item>
 constexpr float MAX_STORED = std::numeric_limits<float>::max();
 template <>
@@ -112,7 +112,7 @@ public:
 
     // Writes a token. `value` is not read of a latent entry.
     void write(int64_t slot, const float* key, const float* value) {
-        if (!is_finite(kv_.is_latent ? key : value)) return write_not_finite(slot);
+        if (can_mark() && !is_finite(kv_.is_latent ? key : value)) return write_not_finite(slot);
         write_key(slot, key);
         if (!kv_.is_latent) write_value(slot, value);
     }
@@ -159,11 +159,16 @@ private:
         if (value_scales_) value_scales_[slot] = 0;
     }
 
+    // Whether a key can be NaN while its value is zeros.
+    bool can_mark() const { return !kv_.is_latent || key_scales_ || kv_.value_dim < kv_.key_dim; }
+
     // Whether a value, or the part of a latent key that is one, is stored as finite numbers.
+    // Another part of a latent key counts if it shares their scale.
     bool is_finite(const float* row) const {
-        const float largest = magnitudes(row, kv_.value_dim).top();
-        const bool is_cut_off = HAS_SCALE && !key_scales_;
-        return is_cut_off ? !std::isnan(largest) : largest <= MAX_STORED<Item>;
+        const bool is_whole_key = kv_.is_latent && key_scales_;
+        const float largest = magnitudes(row, is_whole_key ? kv_.key_dim : kv_.value_dim).top();
+        const bool is_clamped = HAS_SCALE && !key_scales_;
+        return is_clamped ? !std::isnan(largest) : largest <= MAX_STORED<Item>;
     }
 
     // Stores sixteen dims of a key.

@@ -59,7 +59,7 @@ inline bool restricts_early(const Step& step) {
 struct ForwardScratch {
     RowBuffer buffers[MAX_BUFFERS];
     RowBuffer restricted[MAX_BUFFERS];  // of the output rows, for buffers that are restricted
-    int32_t* query_start;  // of the batch of output rows: sequences are as many at most
+    int32_t* query_start;               // [at most outputs + 1], of the batch of output rows
     int32_t* seq_lens;
     int32_t* block_tables;
     void* workspace;  // of one kernel at a time; it comes last: its size varies
