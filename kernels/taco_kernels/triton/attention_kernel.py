@@ -402,7 +402,9 @@ def attention_kernel(
         acc = acc * unit
     if IS_SPLIT:
         acc = acc / row_sum[:, None]
-        lse = tl.where(row_max > _SEEN, row_max + tl.log2(row_sum), float("-inf"))
+        # Scores of NaN alone leave row_max as it was.
+        has_seen = (row_max > _SEEN) | (row_sum != row_sum)
+        lse = tl.where(has_seen, row_max + tl.log2(row_sum), float("-inf"))
         parts_at = partial_out + first_part * VALUE_DIM
         parts_at += row_parts[:, None] * VALUE_DIM + value_dims[None, :]
         tl.store(parts_at, acc, mask=out_mask)

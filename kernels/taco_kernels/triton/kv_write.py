@@ -237,10 +237,10 @@ def _write_kv_kernel(
 
 
 @triton.jit
-def are_finite(values, IS_CUT_OFF: tl.constexpr):
-    """Which rows are stored as finite numbers, [rows, 1]. IS_CUT_OFF: infinities are."""
+def are_finite(values, IS_CLAMPED: tl.constexpr):
+    """Which rows are stored as finite numbers, [rows, 1]. IS_CLAMPED: infinities are."""
     sizes = tl.abs(values.to(tl.float32))
-    is_finite = sizes == sizes if IS_CUT_OFF else sizes < float("inf")
+    is_finite = sizes == sizes if IS_CLAMPED else sizes < float("inf")
     return tl.min(is_finite.to(tl.int32), 1)[:, None] > 0
 
 

@@ -75,19 +75,25 @@ def test_score_options(options: dict) -> None:
     step.check(many_rows=MANY_ROWS, few_rows=replace(FEW_ROWS, masks_all=False))
 
 
-def test_a_key_of_nan_reaches_the_rows_that_see_it() -> None:
-    """And no others of its tile: `write_kv` stores values that are not finite with such keys."""
-    step = Step(Case(((30, 40), (12, 3)), (4, 2), 64, dtype=torch.float16))
-    whole = step.attend()
-    position, first_row = 55, 25
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_key_of_nan_reaches_the_rows_that_see_it(num_splits: int) -> None:
+    """And no others of its tile: `write_kv` stores values that are not finite with such keys.
+
+    The decode's own key is the only one of its split.
+    """
+    step = Step(Case(((30, 40), (12, 3), (32, 1)), (4, 2), 64, dtype=torch.float16))
+    plan = step.plan(num_splits=num_splits, many_rows=MANY_ROWS, few_rows=FEW_ROWS)
+    whole = step.attend(plan)
     size = step.case.block_size
-    block = step.clean_tables[0, position // size]
-    step.key_cache[block, position % size] = torch.nan
-    step.value_cache[block, position % size] = 0
-    out = step.attend()
-    assert torch.equal(out[:first_row], whole[:first_row])
-    assert out[first_row:40].isnan().all()
-    assert torch.equal(out[40:], whole[40:])
+    for sequence, position in ((0, 55), (2, 32)):
+        block = step.clean_tables[sequence, position // size]
+        step.key_cache[block, position % size] = torch.nan
+        step.value_cache[block, position % size] = 0
+    out = step.attend(plan)
+    rows_that_see = [*range(25, 40), 43]
+    others = [row for row in range(44) if row not in rows_that_see]
+    assert torch.equal(out[others], whole[others])
+    assert out[rows_that_see].isnan().all()
 
 
 @pytest.mark.parametrize("num_splits", [1, 3])
