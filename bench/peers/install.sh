@@ -73,8 +73,10 @@ for TYPE in Q8_0 Q4_0 Q4_K_M; do
   fi
 done
 
-if [ ! -f "$CHECKPOINT-packed/config.json" ]; then
-  "$OURS" -m taco_llm.cli.main convert "$CHECKPOINT" --out "$CHECKPOINT-packed"
+if [ ! -d "$CHECKPOINT-packed" ]; then
+  rm -rf "$CHECKPOINT-unfinished"
+  "$OURS" -m taco_llm.cli.main convert "$CHECKPOINT" --out "$CHECKPOINT-unfinished"
+  mv "$CHECKPOINT-unfinished" "$CHECKPOINT-packed"
 fi
 
 for METHOD in gptq awq; do

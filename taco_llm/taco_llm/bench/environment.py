@@ -50,7 +50,9 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_name(described: Mapping[str, str]) -> str:
-    """The model of a CPU, with its generation where virtual machines have one name for several.
+    """The model of a CPU, with the generation of an AMD EPYC or Ryzen from Zen 3 on.
+
+    Virtual machines call all of them "AMD EPYC".
 
     Args:
         described: fields of /proc/cpuinfo.
