@@ -17,19 +17,14 @@ namespace TACO_ISA {
 template <class Body>
 void share_blocks(Thread& thread, const Matrix& matrix, const Blocking& blocking,
                   const TokenMasks& masks, Body body) {
-    const auto address = [&](int64_t index) {
-        return matrix.panel(blocking.panel_range(index).begin);
-    };
     static_assert(BLOCK_PANELS % 2 == 0);  // blocks begin with a word of a mask
-    const auto is_needed = [&](int64_t index) {
-        return !masks.of_row ||
-               allows_any(masks, blocking.row_range(index), blocking.panel_range(index));
-    };
     thread.share(blocking.count(), 1, [&](int64_t index, int64_t) {
-        if (!is_needed(index)) return;
-        int64_t next = std::min(index + thread.chunk_step(), blocking.count() - 1);
-        while (next < blocking.count() - 1 && !is_needed(next)) ++next;
-        body(index, address(next));
+        if (masks.of_row &&
+            !allows_any(masks, blocking.row_range(index), blocking.panel_range(index))) {
+            return;
+        }
+        const int64_t next = std::min(index + thread.chunk_step(), blocking.count() - 1);
+        body(index, matrix.panel(blocking.panel_range(next).begin));
     });
 }
 
