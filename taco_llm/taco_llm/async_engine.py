@@ -29,6 +29,7 @@ from taco_scheduler.server.drafter_links import DraftExecutor
 from taco_scheduler.server.service import SchedulerService
 from taco_scheduler.server.worker_links import WorkerLink
 from taco_worker.licensing import Licensing
+from taco_worker.torch_library import link_torch_early
 from taco_worker.worker_loading import load_worker
 
 
@@ -50,7 +51,8 @@ class AsyncLLMEngine:
         with unfreezing(), contextlib.ExitStack() as undo:
             undo.callback(self._licensing.close)
             self._licensing.ask()
-            # The tokenizer loads while torch is imported, and its errors end the loading.
+            link_torch_early(worker_config.device)
+            # The tokenizer loads meanwhile, and its errors end the loading.
             pool = ThreadPoolExecutor(1, "tokenizer")
             tokenizer = pool.submit(load_tokenizer, worker_config.model)
             pool.shutdown(wait=False)  # the thread ends with its task
