@@ -109,6 +109,7 @@ class SpeculationConfig:
             None: the value of its configuration.
         ngram_max, ngram_min: longest and shortest match of [ngram] prompt lookup; 0: none.
         heads: a directory or hub id of Medusa or EAGLE heads; None: no heads.
+        download_dir: directory for downloaded heads; None: the Hugging Face cache.
         num_speculative_tokens: draft tokens of a sequence in a step; None: the drafter's default.
         acceptance_method: rejection_sampler (exact) or typical_acceptance_sampler.
         posterior_threshold, posterior_alpha: typical acceptance accepts a draft token that is more
@@ -122,6 +123,7 @@ class SpeculationConfig:
     ngram_max: int = 0
     ngram_min: int = 0
     heads: str | None = None
+    download_dir: str | None = None
     num_speculative_tokens: int | None = None
     acceptance_method: str = "rejection_sampler"
     posterior_threshold: float = 0.09

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlparse
 
+import pytest
+from huggingface_hub import constants
+
 COMMIT = "c0ffee" + "0" * 34
 
 
@@ -71,6 +74,17 @@ def serve_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[tuple
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def only_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[list[str]]:
+    """Serve files as the hub that this process downloads from; yields the list of files fetched."""
+    with serve_hub(repositories) as (address, fetched), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", address)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield fetched
 
 
 def _etag(content: bytes) -> str:

@@ -15,16 +15,19 @@ _EAGLE_WEIGHT = "fc.weight"
 _MAX_PICKLE_BYTES = 16 * 2**20
 
 
-def are_heads(location: str) -> bool:
+def are_heads(location: str, download_dir: str | None = None) -> bool:
     """Whether a directory or hub id contains Medusa or EAGLE heads.
 
     config.json identifies Medusa and EAGLE 3. The config.json of EAGLE 1 looks like a model with
     one layer, so the names of its weights decide.
 
+    Args:
+        download_dir: as of `EngineArgs`.
+
     Raises:
         ConfigurationError: config.json is missing or cannot be read.
     """
-    return _are_heads(_read_config(location), location)
+    return _are_heads(_read_config(location, download_dir), location)
 
 
 def is_head_directory(directory: Path) -> bool:
@@ -55,13 +58,14 @@ def _are_heads(config: Mapping[str, Any], location: str) -> bool:
     return _has_eagle_weight(directory) if directory.is_dir() else True
 
 
-def _read_config(location: str) -> dict[str, Any]:
+def _read_config(location: str, download_dir: str | None) -> dict[str, Any]:
     file = Path(location) / "config.json"
     try:
         if not file.is_file():
             from taco_worker.models.download import download_config
 
-            file = download_config(location, None, None) / "config.json"
+            folder = None if download_dir is None else Path(download_dir)
+            file = download_config(location, None, folder) / "config.json"
         return read_json_object(file)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read the speculative model: {error}") from None

@@ -120,12 +120,6 @@ class EngineArgs(DeviceArgs):
         metavar="REVISION",
         is_advanced=True,
     )
-    download_dir: str | None = flag(
-        "Directory for downloaded models. Default: the Hugging Face cache.",
-        _MODEL,
-        default=None,
-        metavar="DIR",
-    )
     ignore_patterns: tuple[str, ...] = flag(
         "Patterns of files that are not downloaded from the hub, such as 'original/**/*'. Folders "
         "and consolidated copies of the weights are never downloaded.",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from taco_llm.args.draft_checkpoint import are_heads
-from taco_llm.args.flags import DRAFTER, WORKER, flag
+from taco_llm.args.flags import DRAFTER, GATEWAY, WORKER, flag
 from taco_llm.args.model_location import locate_model
 from taco_llm.args.scheduler_args import SchedulerArgs
 from taco_proto.config import DEFAULT_FORCED_TOKENS, MAX_SPECULATIVE_TOKENS, SpeculationConfig
@@ -47,6 +47,12 @@ class SpeculationArgs(SchedulerArgs):
         default=None,
         parse=float,
         metavar="FRACTION",
+    )
+    download_dir: str | None = flag(
+        "Directory for downloaded models. Default: the Hugging Face cache.",
+        (GATEWAY, WORKER),
+        default=None,
+        metavar="DIR",
     )
     speculative_model: str | None = flag(
         "Source of draft tokens: a small model with the same vocabulary, which a draft worker runs "
@@ -200,6 +206,7 @@ class SpeculationArgs(SchedulerArgs):
             ngram_max=self.ngram_prompt_lookup_max or 0,
             ngram_min=self.ngram_prompt_lookup_min or 1,
             heads=self._located() if kind == "heads" else None,
+            download_dir=self.download_dir,
             num_speculative_tokens=self.num_speculative_tokens,
             acceptance_method=self.spec_decoding_acceptance_method,
             posterior_threshold=self.typical_acceptance_sampler_posterior_threshold,
@@ -217,7 +224,7 @@ class SpeculationArgs(SchedulerArgs):
             return None
         if self.speculative_model == NGRAM:
             return "ngram"
-        return "heads" if are_heads(self._located()) else "draft model"
+        return "heads" if are_heads(self._located(), self.download_dir) else "draft model"
 
     def draft_model(self) -> str | None:
         """Directory or hub id of the model that a draft worker runs; None without a draft model.
@@ -229,4 +236,4 @@ class SpeculationArgs(SchedulerArgs):
 
     def _located(self) -> str:
         assert self.speculative_model is not None
-        return locate_model(self.speculative_model)
+        return locate_model(self.speculative_model, download_dir=self.download_dir)

@@ -8,8 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from support.fake_hub import only_hub
 from taco_llm.args.draft_checkpoint import are_heads
+from taco_llm.args.engine_args import EngineArgs
 from taco_proto.errors import ConfigurationError
+from taco_worker.speculation.heads.head_checkpoint import find_head_checkpoint
 
 ONE_LAYER = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
 
@@ -37,6 +40,21 @@ def test_config_names_heads_and_models(tmp_path: Path) -> None:
     assert are_heads(str(directory_of(tmp_path, {"medusa_num_heads": 2})))
     assert are_heads(str(directory_of(tmp_path, {"draft_vocab_size": 5})))
     assert not are_heads(str(directory_of(tmp_path, ONE_LAYER | {"num_hidden_layers": 2})))
+
+
+def test_heads_of_the_hub_are_downloaded_to_the_wanted_directory(tmp_path: Path) -> None:
+    config = json.dumps({"medusa_num_heads": 2}).encode()
+    files = {"config.json": config, "medusa_lm_head.safetensors": b"m"}
+    with only_hub({"org/heads": files}) as fetched:
+        args = EngineArgs(
+            model="demo", speculative_model="org/heads", download_dir=str(tmp_path / "downloads")
+        )
+        speculation = args.speculation_config()
+        assert speculation is not None
+        assert speculation.heads == "org/heads"
+        directory = find_head_checkpoint("org/heads", speculation.download_dir)
+    assert directory.is_relative_to(tmp_path / "downloads")
+    assert sorted(fetched) == ["config.json", "medusa_lm_head.safetensors"]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 
 from support.architectures.variants import VARIANTS
-from support.fake_hub import serve_hub
+from support.fake_hub import only_hub
 from support.gguf_files.convert import write_gguf
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.model_location import locate_model
@@ -82,7 +81,7 @@ def test_served_name_is_the_argument(file: Path) -> None:
 
 
 @pytest.fixture
-def fetched(file: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def fetched(file: Path, source: Path) -> Iterator[list[str]]:
     write_gguf(source, file.parent / "split.gguf", max_tensors=12)
     parts = {one.name: one.read_bytes() for one in file.parent.glob("split-*")}
     content = file.read_bytes()
@@ -97,12 +96,7 @@ def fetched(file: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             "b/tiny-F16.gguf": content,
         }
     }
-    with serve_hub(repositories) as (address, fetched):
-        constants = huggingface_hub.constants
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    with only_hub(repositories) as fetched:
         yield fetched
 
 

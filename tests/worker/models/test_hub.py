@@ -9,7 +9,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from support.fake_hub import COMMIT, serve_hub
+from support.fake_hub import COMMIT, only_hub, serve_hub
 from taco_common import progress
 from taco_worker.models.hub import resolve_model
 
@@ -32,15 +32,8 @@ REPOSITORIES = {
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    with serve_hub(REPOSITORIES) as (address, fetched):
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(
-            huggingface_hub.constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            address + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+def fetched() -> Iterator[list[str]]:
+    with only_hub(REPOSITORIES) as fetched:
         yield fetched
 
 

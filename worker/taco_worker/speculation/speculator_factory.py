@@ -104,5 +104,6 @@ def _make_drafter(
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
             num_draft_tokens=config.num_speculative_tokens,
+            download_dir=config.download_dir,
         )
     return None

@@ -23,14 +23,16 @@ from taco_worker.models.weight_loading import load_plans
 _HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
-def find_head_checkpoint(model: str, *, revision: str | None, download_dir: Path | None) -> Path:
+def find_head_checkpoint(model: str, download_dir: str | None) -> Path:
     """The directory of `model`, a path or a hub id.
 
     Raises:
         ConfigurationError: it does not exist.
     """
     try:
-        return resolve_model(model, revision=revision, download_dir=download_dir)
+        return resolve_model(
+            model, download_dir=None if download_dir is None else Path(download_dir)
+        )
     except ValueError as error:
         raise ConfigurationError(f"draft heads not found: {error}") from None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from taco_proto.errors import ConfigurationError
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
@@ -24,8 +22,7 @@ def make_heads(
     max_num_seqs: int,
     max_model_len: int,
     num_draft_tokens: int | None = None,
-    revision: str | None = None,
-    download_dir: Path | None = None,
+    download_dir: str | None = None,
 ) -> Drafter:
     """Create the drafter of a checkpoint: Medusa, EAGLE or EAGLE 3, according to its config.
 
@@ -34,12 +31,13 @@ def make_heads(
     Args:
         model: a directory or a hub id.
         num_draft_tokens: the maximum number of nodes of a tree; None: the drafter's default.
+        download_dir: directory for downloaded heads; None: the Hugging Face cache.
 
     Raises:
         ConfigurationError: the checkpoint does not exist, is of an unknown kind or damaged, or its
             shapes do not fit the target.
     """
-    model_dir = find_head_checkpoint(model, revision=revision, download_dir=download_dir)
+    model_dir = find_head_checkpoint(model, download_dir)
     checkpoint = HeadCheckpoint.read(model_dir)
     if is_medusa(checkpoint.fields):
         return MedusaDrafter(
