@@ -146,6 +146,72 @@ def test_templates_get_the_document_of_a_calls_arguments(
     assert call["function"]["arguments"] == arguments  # type: ignore[index]
 
 
+@pytest.mark.parametrize("expression", ["'<' + {} + '>'", "'<' ~ {} ~ '>'", "'<%s>' | format({})"])
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"x":1,  "é": "\\u00e9"}', '{"x":1,  "é": "\\u00e9"}'),
+        (' {"x": "<|im_end|>"}\n', '{"x": "<|im_end|>"}'),
+        ({"x": "é"}, '{"x": "é"}'),
+        ("", "{}"),
+        ("{x", "{x"),
+    ],
+)
+def test_templates_may_join_a_calls_arguments_to_texts(
+    any_template: ChatPromptEncoder, expression: str, arguments: Any, shown: str
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    joined = expression.format("messages[0].tool_calls[0].function.arguments")
+    ids = any_template.encode(
+        [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        chat_template=f"{{{{ {joined} }}}}",
+    )
+    assert BACKEND.encode("<|im_end|>").ids[0] not in ids
+    assert text_of(ids) == f"<{shown}>"
+
+
+def test_other_uses_of_a_calls_arguments(any_template: ChatPromptEncoder) -> None:
+    call = {"function": {"name": "f", "arguments": '{"x":  1}'}}
+    template = (
+        "{% set a = messages[0].tool_calls[0].function.arguments %}{{ a is mapping }} "
+        "{{ a is string }} {{ a.x }} {{ a['x'] }} {{ a }} {{ a | tojson }} {{ a | length }}"
+        "{% for name, value in a.items() %} {{ name }}={{ value }}{% endfor %}"
+    )
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    ids = any_template.encode([message], chat_template=template)
+    assert text_of(ids) == 'True False 1 1 {"x":  1} {"x": 1} 1 x=1'
+    with pytest.raises(InvalidParameterError, match="unsupported operand"):
+        any_template.encode([message], chat_template=template + "{{ a + 1 }}")
+
+
+@pytest.mark.parametrize(
+    ("field", "test", "shown"),
+    [
+        ("m.content", "none", "None"),
+        ("m['content']", "not none", "None"),
+        ("m.content", "string", ""),
+        ("m.tool_calls", "none", ""),
+    ],
+)
+@pytest.mark.parametrize("content", [None, "", "text"])
+def test_content_beside_calls_is_none_where_the_template_tests_it(
+    any_template: ChatPromptEncoder, content: str | None, field: str, test: str, shown: str
+) -> None:
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    template = (
+        f"{{% for m in messages %}}{{{{ m.content }}}}{{% if {field} is {test} and m.tool_calls %}}"
+        "{% endif %},{% endfor %}"
+    )
+    ids = any_template.encode(
+        [
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "assistant", "content": content},
+        ],
+        chat_template=template,
+    )
+    assert text_of(ids) == f"{content or shown},{content or ''},"
+
+
 @pytest.mark.parametrize(
     "arguments", ['{"type": "<|im_end|>"}', '{"role": ["<|im_end|>"]}', '{"<|im_end|>": 1}']
 )

@@ -8,16 +8,17 @@ from typing import Any
 def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates read it, whichever interface it came through.
 
-    Templates test whether a message has calls and not how many, join its content to other texts,
-    and write arguments as JSON. So an empty list of calls is absent, missing content is an empty
-    text, and arguments are what their JSON says.
+    Templates test whether a message has calls and not how many, and join its content to other
+    texts. So an empty list of calls is absent, and missing content is an empty text. Some templates
+    read the document of a call's arguments, and others its text: an object has both, of which
+    `call_arguments` makes one value.
     """
     form = dict(message)
     if form.get("content") is None:
         form["content"] = ""
     calls = form.pop("tool_calls", None)
     if calls:
-        form["tool_calls"] = [_with_document(call) for call in calls]
+        form["tool_calls"] = [_with_both_arguments(call) for call in calls]
     return form
 
 
@@ -34,8 +35,14 @@ def parse_arguments(arguments: str) -> Any:
         return arguments
 
 
-def _with_document(call: Any) -> Any:
+def _with_both_arguments(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or "arguments" not in function:
         return call
-    return {**call, "function": {**function, "arguments": parse_arguments(function["arguments"])}}
+    given = function["arguments"]
+    arguments, text = given, None
+    if isinstance(given, str):
+        arguments, text = parse_arguments(given), given.strip() or "{}"
+    if isinstance(arguments, Mapping):
+        arguments = {"document": arguments, "text": text}
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -14,6 +14,7 @@ class TemplateFeatures:
     Attributes:
         reads_parts: it iterates over the parts of a message's content.
         reads_strings: it accepts content that is a string.
+        tests_missing_content: it tests whether a message has content.
         reads_tool_calls: it reads `tool_calls` of a message.
         knows_developers: it names the role `developer`.
         variables: names that it reads and that neither it nor the sandbox defines.
@@ -21,6 +22,7 @@ class TemplateFeatures:
 
     reads_parts: bool
     reads_strings: bool
+    tests_missing_content: bool
     reads_tool_calls: bool
     knows_developers: bool
     variables: frozenset[str]
@@ -42,13 +44,7 @@ class TemplatePool:
         if "error" in reply:
             message = f"This is not a chat template: {reply['error']}"
             raise InvalidParameterError(message, "chat_template")
-        return TemplateFeatures(
-            reads_parts=reply["reads_parts"],
-            reads_strings=reply["reads_strings"],
-            reads_tool_calls=reply["reads_tool_calls"],
-            knows_developers=reply["knows_developers"],
-            variables=frozenset(reply["variables"]),
-        )
+        return TemplateFeatures(**{**reply, "variables": frozenset(reply["variables"])})
 
     def render(self, template: str, variables: dict[str, Any]) -> str:
         """Renders a template.

@@ -23,6 +23,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from taco_gateway.sandbox.child_loop import serve_json
+from taco_gateway.text.chat_template.call_arguments import join_arguments
 
 CPU_SECONDS = 0.8
 MAX_MEMORY_BYTES = 2**30
@@ -88,6 +89,7 @@ def _compiled(source: str) -> jinja2.Template:
 def _render(source: str, variables: dict[str, Any]) -> str:
     pieces = []
     num_chars = 0
+    join_arguments(variables["messages"])
     for piece in _compiled(source).generate(variables):
         num_chars += len(piece)
         if num_chars > MAX_OUTPUT_CHARS:
@@ -97,7 +99,7 @@ def _render(source: str, variables: dict[str, Any]) -> str:
 
 
 def _analyze(source: str) -> dict[str, Any]:
-    """What a template reads: the form of message content, tool calls, and its variables."""
+    """The fields of `TemplateFeatures`."""
     tree = _ENVIRONMENT.parse(source)
     assigned = {
         node.target.name: node.node
@@ -109,6 +111,10 @@ def _analyze(source: str) -> dict[str, Any]:
     return {
         "reads_parts": reads_parts,
         "reads_strings": tests_string or not reads_parts,
+        "tests_missing_content": any(
+            test.name == "none" and _is_content(test.node, assigned)
+            for test in tree.find_all(jinja2.nodes.Test)
+        ),
         "reads_tool_calls": _names(tree, "tool_calls"),
         "knows_developers": _names(tree, "developer"),
         "variables": sorted(

@@ -102,13 +102,16 @@ class ChatTemplate:
 
     def _fitting(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The message with a role that the template knows, and with content in the form that it
-        reads: a string or parts.
+        reads: a string or parts, or None beside calls.
 
         OpenAI replaced the role `system` by `developer`. Many templates leave such messages out.
+        The first templates of DeepSeek V3 and R1 leave out calls beside content that is not none.
         """
         if message.get("role") == "developer" and not self.features.knows_developers:
             message = {**message, "role": "system"}
         content = message.get("content")
+        if not content and message.get("tool_calls") and self.features.tests_missing_content:
+            return {**message, "content": None}
         if isinstance(content, list) and not self.features.reads_parts:
             return {**message, "content": "\n".join([part["text"] for part in content])}
         if isinstance(content, str) and not self.features.reads_strings:
