@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from taco_common.tls import Role
 from taco_draft.scheduler_link import DraftSchedulerLink, Runner
 from taco_proto.config import DrafterConfig
+from taco_worker.lean_torch import lean_torch
 from taco_worker.model_service import ModelService, run_model_service
 from taco_worker.reconnection import stay_connected
 
@@ -41,6 +42,7 @@ def _metrics(runner: Runner, service: ModelService) -> "Iterable[Metric]":
 
 
 def _load(config: DrafterConfig) -> Runner:
-    from taco_draft.draft_runner import DraftRunner
+    with lean_torch("cpu"):
+        from taco_draft.draft_runner import DraftRunner
 
-    return DraftRunner(config)
+        return DraftRunner(config)

@@ -29,7 +29,7 @@ def run_worker(config: WorkerConfig) -> int:
 
     def load() -> Executor:
         licensing.ask()
-        with lean_torch(config.device):  # here alone: `LLM` imports torch for its user too
+        with lean_torch(config.device):  # not in `LLM`: its process is the user's
             return load_worker(config)
 
     def serve(worker: Executor, service: ModelService) -> Awaitable[int]:
