@@ -206,6 +206,14 @@ def test_check_build_and_version() -> None:
         assert all(line in shown.stdout for line in lines)
 
 
+def test_nobody_reads_the_output() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        run = subprocess.run([*RUN, "--check-build"], stdout=output, stderr=subprocess.PIPE)
+    assert (run.returncode, run.stderr) == (1, b"")
+
+
 # Code that torch imports may do as much.
 SWALLOWS = """
 import threading

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,18 +19,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0, that of the first rank that failed, or 2."""
     options = read_options(make_parser(), sys.argv[1:] if arguments is None else arguments)
     if options == "version":
-        print(installed_version())
-        return 0
+        return _show(installed_version())
     if options == "check-build":
         from taco_train.lightcc.launcher.check_build import check_build
 
-        print(check_build(installed_version()))
-        return 0
+        return _show(check_build(installed_version()))
     assert isinstance(options, Options)
     for line in options.ignored_flags:
         print(f"horovodrun: {line}", file=sys.stderr)
     with _interrupts_end_the_process():
         return _run(options)
+
+
+def _show(text: str) -> int:
+    """Prints a text; returns the exit code: 1 if nobody reads it any more (`| head`)."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python would flush the rest at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
 
 
 def _run(options: Options) -> int:
