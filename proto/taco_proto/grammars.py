@@ -11,6 +11,11 @@ HASH_BYTES = 16
 MAX_GRAMMAR_BYTES = 2**18
 # A larger grammar takes up to a second to compile, others milliseconds.
 LARGE_CHARS = 2**15
+# Most alternatives at one place of a text, about: a choice has one each, an object four for each of
+# its optional properties. A mask of as many takes some milliseconds.
+MAX_ALTERNATIVES = 2**13
+# Most text that a grammar may force at once. Each mask tokenizes what is left of it.
+MAX_FORCED_BYTES = 2**16
 # Both ends of a Generate stream keep the texts that were sent last, up to this size.
 MAX_KEPT_BYTES = 2**25
 

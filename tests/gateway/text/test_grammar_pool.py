@@ -72,3 +72,23 @@ async def test_a_grammar_may_name_the_token_ids_of_the_model() -> None:
             await pool.grammar(StructuredOutputsParams(grammar="start: <[1001]>"))
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"regex": "(d{1000}){1000}"},
+        {"choice": ["ab " * 30_000]},
+        {"json": {"const": "ab" * 40_000}},
+    ],
+)
+async def test_a_grammar_may_not_force_a_text_that_holds_up_workers(
+    constraint: dict[str, Any],
+) -> None:
+    pool = GrammarPool()
+    try:
+        with pytest.raises(InvalidParameterError, match="a text of more than 65536 bytes"):
+            await pool.grammar(StructuredOutputsParams(**constraint))
+        await pool.grammar(StructuredOutputsParams(choice=["ab " * 20_000]))
+    finally:
+        pool.close()

@@ -145,3 +145,15 @@ def test_a_text_that_cannot_continue_forces_nothing(tokenizer: LLTokenizer) -> N
     assert not made.consume_tokens([tokenizer.tokenize_str("z")[0]])
     assert forced_tokens(made, 5, ENDS) == []
     assert allowed_nodes(made, Draft([3], [-1]), ENDS) == [False]
+
+
+def test_a_long_text_is_drafted_only_at_its_end(tokenizer: LLTokenizer) -> None:
+    """Each of its tokens would take as long as a step of the model."""
+    made, count = matcher(tokenizer, 'start: "ab"{2000} /[xy]/'), 0
+    while not (chain := forced_tokens(made, 15, ENDS)):
+        (token_id,) = mask(made)
+        assert made.consume_token(token_id)
+        count += 1
+    assert len(made.compute_ff_bytes()) <= 2048
+    assert count > 0
+    assert len(chain) == 15

@@ -9,8 +9,10 @@ import torch
 from llguidance import LLMatcher
 
 from support import sampling_cases as cases
-from support.byte_vocabulary import EOS, EOS_MASK, TOKENS, ids_of, matcher_of
+from support.byte_vocabulary import EOS, EOS_MASK, TOKENS, byte_tokenizer, ids_of, matcher_of
+from taco_proto.grammars import MAX_FORCED_BYTES
 from taco_proto.steps import RowErrorCode
+from taco_worker.grammars.limits import parser_limits
 from taco_worker.grammars.row_masks import Draft, RowMasks
 from taco_worker.sampling.token_masks import mask_logits, mask_of, num_words
 
@@ -133,6 +135,26 @@ def test_a_text_that_cannot_continue_is_an_error_of_its_row() -> None:
 def test_a_token_that_the_grammar_forbids_is_an_error_of_its_row() -> None:
     failed = masks_of(matcher_of('start: "ab"'), [99])
     assert failed.error_code is RowErrorCode.NO_ALLOWED_TOKEN
+
+
+def test_a_grammar_with_too_many_alternatives_exceeds_a_limit() -> None:
+    for count, error in ((8000, ""), (9000, "its parser exceeded a limit")):
+        rules = "\n".join(f'r{index}: "{index:04}" "b"' for index in range(count))
+        lark = f"start: {' | '.join(f'r{index}' for index in range(count))}\n{rules}"
+        made = LLMatcher(byte_tokenizer(), lark, log_level=0, limits=parser_limits())
+        masks = masks_of(made, [ord("0")] if not masks_of(made, []).error else [])
+        assert masks.error.endswith(error)
+        assert bool(masks.error) is bool(error)
+        assert masks.error_code is (RowErrorCode.GRAMMAR_LIMIT if error else RowErrorCode.UNKNOWN)
+
+
+@pytest.mark.parametrize(("text", "is_error"), [("", False), ("a", False), ("b", True)])
+def test_a_forced_text_that_is_too_long_exceeds_a_limit(text: str, is_error: bool) -> None:
+    lark = f'start: "a" "c"{{9}} | "b" /c{{{MAX_FORCED_BYTES + 1}}}/'
+    failed = masks_of(matcher_of(lark), list(text.encode()))
+    assert bool(failed.error) is failed.is_certain is is_error
+    assert not is_error or failed.error_code is RowErrorCode.GRAMMAR_LIMIT
+    assert not is_error or f"more than {MAX_FORCED_BYTES} bytes" in failed.error
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300])

@@ -10,6 +10,9 @@ from collections.abc import Collection
 from taco_worker.grammars.matcher import Matcher
 from taco_worker.grammars.row_masks import Draft
 
+# Each token takes up to 0.4 ms behind it, and another 0.4 ms for its mask.
+_MAX_BYTES = 2048
+
 
 def forced_tokens(matcher: Matcher, max_tokens: int, end_tokens: Collection[int]) -> list[int]:
     """The tokens that must come next: those whose mask would allow no other token.
@@ -17,8 +20,11 @@ def forced_tokens(matcher: Matcher, max_tokens: int, end_tokens: Collection[int]
     They end before an end token, which is sampled where the last of them is computed.
 
     One token at a time: the library tokenizes all forced text at once, and behind a token it may
-    cut the rest in another way.
+    cut the rest in another way. Of a longer text than 2 KiB, tokens are computed only at its end:
+    its tokenization would hold up the step.
     """
+    if len(matcher.compute_ff_bytes()) > _MAX_BYTES:
+        return []
     chain: list[int] = []
     while len(chain) < max_tokens:
         ahead = matcher.compute_ff_tokens()

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from taco_proto.grammars import MAX_FORCED_BYTES
 from taco_proto.steps import RowErrorCode
 from taco_worker.grammars.matcher import Matcher
 
 Array = npt.NDArray[Any]
 
 # How the library's message of an exceeded limit begins; its stop reason does not tell.
-_LIMIT_ERRORS = ("parser error: ", "lexer error: ")
+_LIMIT_ERRORS = ("parser error: ", "lexer error: ", "Parser Error: Current row has ")
 _NO_TOKEN = (
     "no token of the model's vocabulary continues the text as the grammar of this request demands"
 )
 _LIMIT = "the grammar of this request is too complex: its parser exceeded a limit"
+_LONG = f"the grammar of this request forces a text of more than {MAX_FORCED_BYTES} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class RowMasks:
         bits: int32 [1 + number of drafts, num_words].
         is_complete: bool [1 + number of drafts]: only end tokens are allowed.
         error: why the sequence has to end, for its client; empty: it continues.
+        is_certain: a matcher with its own limits would fail as well.
         failed_draft: None: the sequence ends whatever follows, and its masks allow end tokens.
             Otherwise `error` counts only if verification reaches this draft.
     """
@@ -53,6 +56,7 @@ class RowMasks:
     is_complete: Array
     error: str = ""
     error_code: RowErrorCode = RowErrorCode.UNKNOWN
+    is_certain: bool = False
     failed_draft: int | None = None
 
     @classmethod
@@ -87,7 +91,7 @@ class RowMasks:
         def fill(row: int, depth: int) -> bool:
             """Compute one mask; False if the matcher failed."""
             mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-            if matcher.is_error():
+            if matcher.is_error() or len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
                 return False
             width = min(mask.size, eos_mask.nbytes)
             bits[row] = 0
@@ -129,12 +133,14 @@ class RowMasks:
     def _failed(
         cls, matcher: Matcher, bits: Array, eos_mask: Array, failed_draft: int | None
     ) -> RowMasks:
-        is_limit = matcher.get_error().startswith(_LIMIT_ERRORS)
+        is_long = not matcher.is_error() and len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES
+        is_limit = is_long or matcher.get_error().startswith(_LIMIT_ERRORS)
         bits[:] = eos_mask
         return cls(
             bits,
             np.ones(bits.shape[0], dtype=np.bool_),
-            _LIMIT if is_limit else _NO_TOKEN,
+            _LONG if is_long else _LIMIT if is_limit else _NO_TOKEN,
             RowErrorCode.GRAMMAR_LIMIT if is_limit else RowErrorCode.NO_ALLOWED_TOKEN,
+            is_long,
             failed_draft,
         )

@@ -65,7 +65,7 @@ class SequenceGrammar:
             is_dead_end = masks.error_code is RowErrorCode.NO_ALLOWED_TOKEN
             if masks.failed_draft is not None and (is_dead_end or not self._shares_limits):
                 failed[masks.failed_draft] = masks
-            elif self._shares_limits:
+            elif self._shares_limits and not masks.is_certain:
                 self._shares_limits = False
             else:
                 return masks

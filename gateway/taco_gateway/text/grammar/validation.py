@@ -19,6 +19,7 @@ from taco_gateway.text.grammar.canonical import (
 from taco_gateway.text.grammar.endless_schemas import is_endless
 from taco_gateway.text.grammar.object_schema import NOT_WRITABLE
 from taco_gateway.text.grammar.patterns import search
+from taco_proto.grammars import MAX_ALTERNATIVES, MAX_FORCED_BYTES
 
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _NUMBER = re.compile(r"\bfor '(\w+)'")  # such as a length that is too large for the library
@@ -27,7 +28,10 @@ _EMPTY = "Unsatisfiable schema: "
 _MAX_ERROR_CHARS = 300
 # Smaller than the library's own, 500,000 and 1,000,000: they bound the worker's memory and time.
 _LIMITS = LLParserLimits(
-    max_grammar_size=200_000, initial_lexer_fuel=1_000_000, verbose_errors=False
+    max_items_in_row=MAX_ALTERNATIVES,
+    max_grammar_size=200_000,
+    initial_lexer_fuel=1_000_000,
+    verbose_errors=False,
 )
 
 
@@ -66,7 +70,7 @@ def check_grammar(kind: str, value: Any, text: str, vocab_size: int = 0) -> None
         vocab_size: number of tokens that the grammar may name.
 
     Raises:
-        ConstraintError: it cannot be compiled, or allows no text.
+        ConstraintError: it cannot be compiled, allows no text, or forces a text that is too long.
     """
     matcher = LLMatcher(_tokenizer(vocab_size), text, log_level=0, limits=_LIMITS)
     if matcher.is_error():
@@ -74,6 +78,8 @@ def check_grammar(kind: str, value: Any, text: str, vocab_size: int = 0) -> None
     matcher.compute_bitmask()
     if matcher.is_error():
         raise ConstraintError("no text matches it" if kind != "json" else "no value is valid")
+    if len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
+        raise ConstraintError(f"it forces a text of more than {MAX_FORCED_BYTES} bytes")
     check_finite(kind, value)
 
 

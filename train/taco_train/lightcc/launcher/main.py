@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(text: str) -> int:
-    """Prints a text; returns the exit code: 1 if nobody reads it any more (`| head`)."""
+    """Prints a text; returns the exit code: 1 if its reader has ended (`| head`)."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
