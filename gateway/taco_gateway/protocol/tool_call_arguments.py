@@ -25,7 +25,10 @@ def check_arguments(calls: Iterable[str]) -> None:
         num_chars += len(arguments)
         if num_chars > MAX_TEXT_CHARS:
             raise _too_large(f"more than {MAX_TEXT_CHARS} characters")
-        pending: list[tuple[int, Any]] = [(1, parse_arguments(arguments))]
+        try:
+            pending: list[tuple[int, Any]] = [(1, parse_arguments(arguments))]
+        except RecursionError:
+            raise _too_large(f"more than {MAX_DEPTH} levels") from None
         while pending:
             depth, value = pending.pop()
             if not isinstance(value, dict | list):

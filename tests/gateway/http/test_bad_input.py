@@ -276,6 +276,23 @@ async def test_a_bad_message_is_pointed_at(
     assert error["message"].startswith(param)
 
 
+@pytest.mark.parametrize("num_levels", [65, 400, 940, 960, 975, 990, 50_000])
+@pytest.mark.parametrize(("opens", "closes"), [('{"a":', "}"), ("[", "]"), ('{"a":[', "]}")])
+async def test_arguments_that_are_nested_too_deeply(
+    make_app: AppMaker, opens: str, closes: str, num_levels: int
+) -> None:
+    app = make_app(
+        replay([50]), chat_template="{{ messages[0].content }}{{ messages[0].tool_calls | length }}"
+    )
+    function = {"name": "f", "arguments": opens * num_levels + "1" + closes * num_levels}
+    message = {"role": "assistant", "content": "x", "tool_calls": [{"function": function}]}
+    response = await app.http.post(CHAT, json={"messages": [message]})
+    assert response.status_code == 400
+    error = check_envelope(response.json())
+    assert error["param"] == "messages"
+    assert "more than 64 levels" in error["message"]
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("model", ["gpt-4", "../../x", "", "/models/scripted"])
 async def test_unknown_models(app: App, path: str, model: str) -> None:

@@ -1,6 +1,8 @@
 """Tokenizing conversations: special tokens of template and client, limits of templates."""
 
+import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,84 @@ def test_templates_get_the_document_of_a_calls_arguments(
     assert call["function"]["arguments"] == arguments  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "x | tojson",
+        "x | tojson(ensure_ascii=True)",
+        "x | urlencode",
+        "x | upper | lower",
+        "[x]",
+        "{x: x}",
+        "x.split('|')",
+    ],
+)
+def test_filters_of_a_template_keep_special_tokens_plain_text(
+    any_template: ChatPromptEncoder, expression: str
+) -> None:
+    ids = any_template.encode(
+        user("é <|im_end|>"),
+        chat_template=f"{{% set x = messages[0].content %}}{{{{ {expression} }}}}",
+    )
+    assert BACKEND.token_to_id("<|im_end|>") not in ids
+    assert "<|im_end|>" in text_of(ids)
+    assert not re.search(r"\d{10}", text_of(ids))
+
+
+SPLIT = [
+    ([{"type": "text", "text": "x<|im_"}, {"type": "text", "text": "end|>y"}], []),
+    ([{"type": "text", "text": text} for text in "<|im_end|>"], []),
+    ([{"type": "text", "text": "<|im_end|><"}, {"type": "text", "text": "|im_end|>"}], []),
+    ([], ["f<|im_", "end|>"]),
+]
+
+
+@pytest.mark.parametrize(("parts", "call"), SPLIT)
+def test_texts_side_by_side_form_no_special_token(
+    any_template: ChatPromptEncoder, parts: list[Any], call: list[str]
+) -> None:
+    message: dict[str, Any] = {"role": "assistant", "content": parts}
+    if call:
+        message["tool_calls"] = [{"function": {"name": call[0], "arguments": call[1]}}]
+    ids = any_template.encode(
+        [message],
+        chat_template="{% for m in messages %}{% for part in m.content %}{{ part.text }}"
+        "{% endfor %}{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}"
+        "{% endfor %}{% endfor %}<|im_end|>",
+    )
+    assert ids.count(BACKEND.token_to_id("<|im_end|>")) == 1
+    assert text_of(ids) == "".join([*(part["text"] for part in parts), *call, "<|im_end|>"])
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "f", "type": "<|im_end|>"}},
+        {"type": "function", "function": {"name": "f"}, "role": "<|im_end|>"},
+        {"type": "function", "function": {"name": "f", "returns": {"type": "<|im_end|>"}}},
+    ],
+)
+def test_special_tokens_in_tools_stay_plain_text(
+    any_template: ChatPromptEncoder, tool: dict[str, Any]
+) -> None:
+    ids = any_template.encode(user("hi"), chat_template="{{ tools | tojson }}", tools=[tool])
+    assert BACKEND.token_to_id("<|im_end|>") not in ids
+    assert text_of(ids) == json.dumps([tool])
+
+
+@pytest.mark.parametrize("num_levels", [900, 10**5])
+def test_messages_that_are_nested_too_deeply(
+    any_template: ChatPromptEncoder, num_levels: int
+) -> None:
+    arguments = '{"a":' * num_levels + "1" + "}" * num_levels
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(InvalidParameterError, match="nested too deeply"):
+        any_template.encode(
+            [{"role": "assistant", "content": None, "tool_calls": [call]}],
+            chat_template="{{ messages[0].tool_calls | length }}",
+        )
+
+
 @pytest.mark.parametrize("expression", ["'<' + {} + '>'", "'<' ~ {} ~ '>'", "'<%s>' | format({})"])
 @pytest.mark.parametrize(
     ("arguments", "shown"),
@@ -155,6 +235,9 @@ def test_templates_get_the_document_of_a_calls_arguments(
         ({"x": "é"}, '{"x": "é"}'),
         ("", "{}"),
         ("{x", "{x"),
+        ("[1]", "[1]"),
+        ("null", "null"),
+        ('"s"', '"s"'),
     ],
 )
 def test_templates_may_join_a_calls_arguments_to_texts(

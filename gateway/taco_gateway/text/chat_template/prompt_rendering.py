@@ -1,15 +1,13 @@
 """Turns conversations into prompts: renders the chat template and tokenizes the result.
 
-Only the template may write special tokens. Where a message contains the text of one, a mark
-replaces that text before the template runs. The special tokens in the rendered text are then those
-of the template. The text is tokenized with exactly these as special tokens, and the marks become
-plain text again.
+Only the template may write special tokens. Where a message contains the text of one, or ends with
+the beginning of one that the next text may complete, a mark replaces that text before the template
+runs. The special tokens in the rendered text are then those of the template. The text is tokenized
+with exactly these as special tokens, and the marks become plain text again.
 """
 
 import logging
-import re
-import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taco_gateway.text.chat_template.cache_breakpoints import (
@@ -25,15 +23,12 @@ from taco_gateway.text.chat_template.template_source import (
     ChatTemplate,
     read_chat_template,
 )
+from taco_gateway.text.chat_template.text_marks import TextMarks
 from taco_gateway.text.request_checks import check_prompt_length, check_text
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
 _log = logging.getLogger("taco.gateway.chat")
-# The template builds special tokens (`<|user|>`) from these fields; validation checks them.
-_UNMARKED_FIELDS = frozenset({"role", "type"})
-# Below these, names of fields are the client's own.
-_FREE_FIELDS = frozenset({"arguments", "parameters"})
 
 
 class ChatPromptEncoder:
@@ -65,10 +60,8 @@ class ChatPromptEncoder:
         self._prefix = tokenizer.prefix_token_ids()
         self._spellings = {i: text for text, i in tokenizer.special_tokens.items()}
         self._special = SpecialTokenSearch(tokenizer.special_tokens)
-        # A client cannot write a mark without this number.
-        self._secret = str(secrets.randbelow(10**18))
-        self._mark = re.compile(f"\ue000{self._secret}_(\\d+)\ue001")
-        self._end_mark = f"\ue000{self._secret}\ue001"
+        self._marks = TextMarks()
+        self._end_mark = self._marks.new()
 
     def encode(
         self,
@@ -99,7 +92,10 @@ class ChatPromptEncoder:
         template = self._tool_template if tools else self._template
         if chat_template is not None:
             template = ChatTemplate(chat_template, self._pool)
-        marked = [self._marked(template_message(message)) for message in messages]
+        try:
+            marked = [self._marked_message(template_message(message)) for message in messages]
+        except RecursionError:
+            raise InvalidParameterError("messages are nested too deeply", "messages") from None
         for message in marked:
             _check_content(message.get("content"))
         if continue_final_message:
@@ -111,17 +107,15 @@ class ChatPromptEncoder:
         }
         variables["add_generation_prompt"] = add_generation_prompt
         if tools:
-            variables["tools"] = [self._marked(tool) for tool in tools]
+            variables["tools"] = [_with_own(self._marked(tool), tool, "type") for tool in tools]
         if documents:
-            variables["documents"] = self._marked(documents, except_fields=())
-        text = template.render(
-            marked, variables, self._marked(template_kwargs or {}, except_fields=())
-        )
+            variables["documents"] = self._marked(documents)
+        text = template.render(marked, variables, self._marked(template_kwargs or {}))
         if continue_final_message:
             text = self._cut_at_end_mark(text)
         check_text(text, "messages")
         if max_model_len is not None:
-            num_tokens = self._tokenizer.min_num_tokens(self._unmarked(text))
+            num_tokens = self._tokenizer.min_num_tokens(self._marks.replaced(text))
             check_prompt_length(num_tokens, max_model_len, param="messages", at_least=True)
         token_ids = self._encode_text(text)
         if add_special_tokens is None:
@@ -187,19 +181,22 @@ class ChatPromptEncoder:
             self.close()
             raise ConfigurationError(str(error)) from None
 
-    def _marked(self, value: Any, except_fields: Collection[str] = _UNMARKED_FIELDS) -> Any:
+    def _marked_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        marked = _with_own(self._marked(message), message, "role")
+        for field in ("content", "tool_calls"):
+            if isinstance(message.get(field), list | tuple):
+                pairs = zip(marked[field], message[field], strict=True)
+                marked[field] = [_with_own(*pair, "type") for pair in pairs]
+        return marked
+
+    def _marked(self, value: Any) -> Any:
         """A copy of JSON data in which marks replace the text of special tokens."""
         if isinstance(value, str):
             return self._marked_text(value)
         if isinstance(value, Mapping):
-            return {
-                self._marked(name): item
-                if name in except_fields
-                else self._marked(item, () if name in _FREE_FIELDS else except_fields)
-                for name, item in value.items()
-            }
+            return {self._marked(name): self._marked(item) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._marked(item, except_fields) for item in value]
+            return [self._marked(item) for item in value]
         if value is None or isinstance(value, int | float):
             return value
         raise InvalidParameterError(
@@ -210,12 +207,14 @@ class ChatPromptEncoder:
         parts: list[str] = []
         end = 0
         for match in self._special.matches(text):
-            parts += [text[end : match.start()], self._mark_for(match)]
+            parts += [text[end : match.start()], self._marks.of(match[0])]
             end = match.end()
-        return "".join([*parts, text[end:]]) if parts else text
-
-    def _mark_for(self, match: re.Match[str]) -> str:
-        return f"\ue000{self._secret}_{self._tokenizer.special_tokens[match[0]]}\ue001"
+        rest = text[end:]
+        if beginning := self._special.beginning_at_end(rest):
+            parts += [rest.removesuffix(beginning), self._marks.of(beginning)]
+        elif parts:
+            parts += [rest]
+        return "".join(parts) if parts else text
 
     def _cut_at_end_mark(self, text: str) -> str:
         end = text.rfind(self._end_mark)
@@ -231,7 +230,7 @@ class ChatPromptEncoder:
 
     def _encode_text(self, text: str) -> list[int]:
         own = list(self._special.matches(text))
-        if not self._mark.search(text):
+        if not self._marks.are_in(text):
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             # Normalization may turn other text into the text of a special token.
             if sum(map(self._spellings.__contains__, token_ids)) == len(own):
@@ -239,17 +238,21 @@ class ChatPromptEncoder:
         parts: list[str | int] = []
         end = 0
         for match in own:
-            parts += [self._unmarked(text[end : match.start()])]
+            parts += [self._marks.replaced(text[end : match.start()])]
             parts += [self._tokenizer.special_tokens[match[0]]]
             end = match.end()
-        parts += [self._unmarked(text[end:])]
+        parts += [self._marks.replaced(text[end:])]
         return self._tokenizer.encode_parts([part for part in parts if part != ""])
 
-    def _unmarked(self, text: str) -> str:
-        return self._mark.sub(self._spelling_of, text)
 
-    def _spelling_of(self, match: re.Match[str]) -> str:
-        return self._spellings[int(match[1])]
+def _with_own(marked: Any, given: Any, field: str) -> Any:
+    """The marked copy, but with the given value of a field that validation has checked.
+
+    Templates build special tokens from such fields (`<|user|>`).
+    """
+    if isinstance(given, Mapping) and field in given:
+        marked[field] = given[field]
+    return marked
 
 
 def _check_content(content: Any) -> None:

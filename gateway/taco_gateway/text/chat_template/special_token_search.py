@@ -22,6 +22,14 @@ class SpecialTokenSearch:
         ordered = sorted(filter(None, texts), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
         self._longest = len(ordered[0]) if ordered else 1
+        self._beginnings = {text[:end] for text in ordered for end in range(1, len(text))}
+
+    def beginning_at_end(self, text: str) -> str:
+        """The longest beginning of a special token, not all of it, that the text ends with."""
+        for size in range(min(self._longest - 1, len(text)), 0, -1):
+            if text[-size:] in self._beginnings:
+                return text[-size:]
+        return ""
 
     def matches(self, text: str) -> Iterator[re.Match[str]]:
         """The matches in order, as `re.finditer` gives them; one search reads one piece."""

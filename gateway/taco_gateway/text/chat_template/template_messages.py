@@ -26,12 +26,15 @@ def parse_arguments(arguments: str) -> Any:
     """The document of a call's arguments; the string itself if it is not JSON.
 
     A call without arguments may have none: they are an empty object.
+
+    Raises:
+        RecursionError: it is nested too deeply, by some hundreds of levels or more.
     """
     if not arguments.strip():
         return {}
     try:
         return json.loads(arguments)
-    except (ValueError, RecursionError):
+    except ValueError:
         return arguments
 
 
@@ -39,10 +42,9 @@ def _with_both_arguments(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or "arguments" not in function:
         return call
-    given = function["arguments"]
-    arguments, text = given, None
-    if isinstance(given, str):
-        arguments, text = parse_arguments(given), given.strip() or "{}"
-    if isinstance(arguments, Mapping):
-        arguments = {"document": arguments, "text": text}
+    given = arguments = function["arguments"]
+    if isinstance(given, Mapping):
+        arguments = {"document": given, "text": None}
+    elif isinstance(given, str) and isinstance(document := parse_arguments(given), dict):
+        arguments = {"document": document, "text": given.strip() or "{}"}
     return {**call, "function": {**function, "arguments": arguments}}
