@@ -34,7 +34,7 @@ constexpr int64_t SPAN = 256;
 // is written, so that a product with probability 0 never reads stale memory. In a latent entry it
 // zeroes their keys. For the same reason a value that is not finite is stored as zeros, with a key
 // of NaNs, so that the rows that see it become NaN. In a latent entry the rest of the key is NaN,
-// or its scale.
+// or its scale; without both (value_dim = key_dim) NaN is stored as it is.
 struct KVEntry {
     int64_t num_heads, key_dim, value_dim;
     int64_t offset;  // bytes from the beginning of a block
