@@ -106,6 +106,10 @@ class ChatMessage(BaseModel):
         if call := message.pop("function_call", None):
             if message.get("tool_calls"):
                 raise ValueError("function_call is the older name of tool_calls: give one of them")
+            call = without_nulls(call) if isinstance(call, dict) else {"name": None}
+            texts = (call.get(name, "") for name in ("name", "arguments"))
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError("function_call must be an object with texts as name and arguments")
             message["tool_calls"] = [{"function": call}]
         if message.get("role") == "function":
             message["role"] = "tool"

@@ -260,6 +260,8 @@ async def test_a_bad_parameter_is_named(app: App) -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
         ({"role": "user"}, "messages[1].content"),
+        ({"role": "assistant", "function_call": "auto"}, "messages[1]"),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": {}}}, "messages[1]"),
         (USER | {"cache_control": {"type": "x"}}, "messages[1].cache_control.type"),
         (
             {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]},
