@@ -14,8 +14,10 @@ LARGE_CHARS = 2**15
 # Most alternatives at one place of a text, about: a choice has one each, an object four for each of
 # its optional properties. A mask of as many takes some milliseconds.
 MAX_ALTERNATIVES = 2**13
-# Most text that a grammar may force at once. Each mask tokenizes what is left of it.
+# Most text that a grammar may force at once: each mask tokenizes what is left of it. The gateway
+# checks the bytes at the beginning, a worker the tokens at each place.
 MAX_FORCED_BYTES = 2**16
+MAX_FORCED_TOKENS = 2**14
 # Both ends of a Generate stream keep the texts that were sent last, up to this size.
 MAX_KEPT_BYTES = 2**25
 

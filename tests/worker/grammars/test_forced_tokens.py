@@ -154,6 +154,6 @@ def test_a_long_text_is_drafted_only_at_its_end(tokenizer: LLTokenizer) -> None:
         (token_id,) = mask(made)
         assert made.consume_token(token_id)
         count += 1
-    assert len(made.compute_ff_bytes()) <= 2048
+    assert len(made.compute_ff_tokens()) <= 512
     assert count > 0
     assert len(chain) == 15

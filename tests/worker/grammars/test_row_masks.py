@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 
 from support import sampling_cases as cases
 from support.byte_vocabulary import EOS, EOS_MASK, TOKENS, byte_tokenizer, ids_of, matcher_of
-from taco_proto.grammars import MAX_FORCED_BYTES
+from taco_proto.grammars import MAX_FORCED_TOKENS
 from taco_proto.steps import RowErrorCode
 from taco_worker.grammars.limits import parser_limits
 from taco_worker.grammars.row_masks import Draft, RowMasks
@@ -150,11 +150,11 @@ def test_a_grammar_with_too_many_alternatives_exceeds_a_limit() -> None:
 
 @pytest.mark.parametrize(("text", "is_error"), [("", False), ("a", False), ("b", True)])
 def test_a_forced_text_that_is_too_long_exceeds_a_limit(text: str, is_error: bool) -> None:
-    lark = f'start: "a" "c"{{9}} | "b" /c{{{MAX_FORCED_BYTES + 1}}}/'
+    lark = f'start: "a" "c"{{9}} | "b" /c{{{MAX_FORCED_TOKENS + 1}}}/'
     failed = masks_of(matcher_of(lark), list(text.encode()))
     assert bool(failed.error) is failed.is_certain is is_error
     assert not is_error or failed.error_code is RowErrorCode.GRAMMAR_LIMIT
-    assert not is_error or f"more than {MAX_FORCED_BYTES} bytes" in failed.error
+    assert not is_error or f"more than {MAX_FORCED_TOKENS} tokens" in failed.error
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300])

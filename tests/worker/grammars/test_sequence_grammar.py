@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from support.byte_vocabulary import EOS_MASK as BYTE_EOS_MASK
 from support.byte_vocabulary import ids_of, matcher_of
 from support.checkpoint_tokenizer import EOS_TOKEN_ID, save_tokenizer
-from taco_proto.grammars import MAX_FORCED_BYTES
+from taco_proto.grammars import MAX_FORCED_TOKENS
 from taco_proto.steps import RowErrorCode
 from taco_worker.grammars.compiled_grammar import CompiledGrammar
 from taco_worker.grammars.limits import parser_limits
@@ -163,7 +163,7 @@ def test_a_text_at_a_dead_end_is_an_error_whatever_follows() -> None:
 
 
 def test_a_text_that_is_too_long_is_not_read_again() -> None:
-    compiled = CompiledGrammar(lambda: matcher_of(f"start: /a{{{MAX_FORCED_BYTES + 1}}}/"))
+    compiled = CompiledGrammar(lambda: matcher_of(f"start: /a{{{MAX_FORCED_TOKENS + 1}}}/"))
     compiled.separate = lambda: pytest.fail("read again")  # type: ignore[method-assign]
     masks = sequence_of(compiled).masks(Draft([], []), BYTE_EOS_MASK)
     assert (masks.error_code, masks.failed_draft) == (RowErrorCode.GRAMMAR_LIMIT, None)

@@ -182,9 +182,6 @@ class BudgetedMatcher:
         del self.states[len(self.states) - num_tokens :]
         return True
 
-    def compute_ff_bytes(self) -> bytes:
-        return self.inner.compute_ff_bytes() if self._forced() is None else b""
-
     def compute_ff_tokens(self) -> list[int]:
         forced = self._forced()
         return self.inner.compute_ff_tokens() if forced is None else [forced]

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from taco_worker.grammars.matcher import Matcher
 from taco_worker.grammars.row_masks import Draft
 
-# Each token takes up to 0.4 ms behind it, and another 0.4 ms for its mask.
-_MAX_BYTES = 2048
+# Each token behind it takes up to 0.4 ms, and another 0.4 ms for its mask.
+_MAX_AHEAD = 512
 
 
 def forced_tokens(matcher: Matcher, max_tokens: int, end_tokens: Collection[int]) -> list[int]:
@@ -20,15 +20,15 @@ def forced_tokens(matcher: Matcher, max_tokens: int, end_tokens: Collection[int]
     They end before an end token, which is sampled where the last of them is computed.
 
     One token at a time: the library tokenizes all forced text at once, and behind a token it may
-    cut the rest in another way. Of a longer text than 2 KiB, tokens are computed only at its end:
-    its tokenization would hold up the step.
+    cut the rest in another way. So of a long text only the last tokens are computed: tokenizing the
+    others again and again would hold up the step.
     """
-    if len(matcher.compute_ff_bytes()) > _MAX_BYTES:
-        return []
     chain: list[int] = []
     while len(chain) < max_tokens:
         ahead = matcher.compute_ff_tokens()
-        if not ahead or ahead[0] in end_tokens or not matcher.consume_token(ahead[0]):
+        if not ahead or len(ahead) > _MAX_AHEAD or ahead[0] in end_tokens:
+            break
+        if not matcher.consume_token(ahead[0]):
             break
         chain.append(ahead[0])
     if chain:

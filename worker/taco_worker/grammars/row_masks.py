@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from taco_proto.grammars import MAX_FORCED_BYTES
+from taco_proto.grammars import MAX_FORCED_TOKENS
 from taco_proto.steps import RowErrorCode
 from taco_worker.grammars.matcher import Matcher
 
@@ -21,7 +21,7 @@ _NO_TOKEN = (
     "no token of the model's vocabulary continues the text as the grammar of this request demands"
 )
 _LIMIT = "the grammar of this request is too complex: its parser exceeded a limit"
-_LONG = f"the grammar of this request forces a text of more than {MAX_FORCED_BYTES} bytes"
+_LONG = f"the grammar of this request forces a text of more than {MAX_FORCED_TOKENS} tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class RowMasks:
         def fill(row: int, depth: int) -> bool:
             """Compute one mask; False if the matcher failed."""
             mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-            if matcher.is_error() or len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
+            if matcher.is_error():
                 return False
             width = min(mask.size, eos_mask.nbytes)
             bits[row] = 0
@@ -101,6 +101,8 @@ class RowMasks:
             is_complete[row] = not has_others
             if has_others and (ignores_eos or num_generated + depth < min_tokens):
                 bits[row] = others
+            if has_others and _is_one(others) and _forces_long_text(matcher):
+                return False
             return bool(bits[row].any())
 
         if (unread and not matcher.consume_tokens(unread)) or not fill(0, 0):
@@ -133,7 +135,7 @@ class RowMasks:
     def _failed(
         cls, matcher: Matcher, bits: Array, eos_mask: Array, failed_draft: int | None
     ) -> RowMasks:
-        is_long = not matcher.is_error() and len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES
+        is_long = not matcher.is_error() and _forces_long_text(matcher)
         is_limit = is_long or matcher.get_error().startswith(_LIMIT_ERRORS)
         bits[:] = eos_mask
         return cls(
@@ -144,3 +146,13 @@ class RowMasks:
             is_long,
             failed_draft,
         )
+
+
+def _is_one(mask: Array) -> bool:
+    """Whether a mask that allows tokens allows one."""
+    (places,) = mask.nonzero()
+    return places.size == 1 and int(mask.view(np.uint32)[places[0]]).bit_count() == 1
+
+
+def _forces_long_text(matcher: Matcher) -> bool:
+    return len(matcher.compute_ff_tokens()) > MAX_FORCED_TOKENS

@@ -24,7 +24,7 @@ class TextMarks:
         self._lock = threading.Lock()
 
     def new(self) -> str:
-        """A mark that stands for no text."""
+        """Another mark of the empty text."""
         with self._lock:
             self._texts.append("")
             return self._written(len(self._texts) - 1)
