@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from taco_common.json_file import JsonFileError, read_json_object
-from taco_worker.models.converted.header import is_converted, packed_files
+from taco_worker.models.converted.header import check_header_exists, is_converted, packed_files
 from taco_worker.models.mistral_format import (
     WEIGHTS_PREFIX,
     head_dim_of,
@@ -102,6 +102,7 @@ def find_weight_files(checkpoint: CheckpointFiles) -> list[Path]:
         raise ValueError(
             f"the weights are in {files[0].name}: it needs --load-format gguf, not {load_format}"
         )
+    check_header_exists(model_dir)
     looked_for = bases[load_format] or ["*.gguf"]
     raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(looked_for)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from taco_worker.models.converted.header import matrices_file, rest_file
 from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.startup_checks import check_model
 
+AGAIN = "run taco_llm convert again"
 (IDS,) = token_sequences((24,))
 
 
@@ -118,6 +120,19 @@ def test_the_settings_of_a_quantization_are_not_copied(tmp_path: Path) -> None:
     assert torch.equal(logits(out, load_format="sharded_state"), expected)
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_all_files_follow_the_umask(tmp_path: Path, mask: int) -> None:
+    path = make_checkpoint(tmp_path / "model")
+    before = os.umask(mask)
+    try:
+        out = convert(path, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {file.name: file.stat().st_mode & 0o777 for file in out.iterdir()} == {
+        file.name: 0o666 & ~mask for file in out.iterdir()
+    }
+
+
 def _change(out: Path, **changes: Any) -> None:
     header = out / "taco_weights.json"
     header.write_text(json.dumps(json.loads(header.read_text()) | changes))
@@ -146,6 +161,7 @@ def test_files_that_do_not_fit_are_one_error(
     with pytest.raises(ValueError, match=message) as error:
         logits(out, dtype="auto", load_format="sharded_state")
     assert "\n" not in str(error.value)
+    assert str(error.value).endswith(AGAIN)
 
 
 def test_another_shape_is_an_error(tmp_path: Path) -> None:
@@ -170,10 +186,14 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     out = convert(path, tmp_path / "out")
     damaged = shutil.copytree(out, tmp_path / "damaged")
     rest_file(damaged).write_bytes(b"\0" * 20)
-    with pytest.raises(ValueError, match=r"cannot read .*taco_weights\.rest"):
+    with pytest.raises(ValueError, match=rf"cannot read .*taco_weights\.rest: .*; {AGAIN}"):
         logits(damaged, dtype="auto", load_format="sharded_state")
+    (damaged / "taco_weights.json").unlink()
+    for load_format in ("auto", "sharded_state"):
+        with pytest.raises(ConfigurationError, match=rf"no taco_weights\.json; {AGAIN}"):
+            check_model(ModelConfig(model=str(damaged), load_format=load_format))
     matrices_file(out).unlink()
-    with pytest.raises(ConfigurationError, match=r"no taco_weights\.matrices in"):
+    with pytest.raises(ConfigurationError, match=rf"no taco_weights\.matrices in .*: {AGAIN}"):
         check_model(ModelConfig(model=str(out), load_format="sharded_state"))
 
 
@@ -188,7 +208,7 @@ def test_contradictions_are_one_error(tmp_path: Path) -> None:
         load_step_model(out, "torch")
     with pytest.raises(ValueError, match="out is not empty: give a new directory"):
         convert(path, out)
-    with pytest.raises(ValueError, match="load format sharded_state cannot be converted"):
+    with pytest.raises(ValueError, match="out is converted already: serve it, or convert"):
         convert_model(
             ModelConfig(model=str(out)), tmp_path / "more", lambda: kernels_of(NATIVE[-1], 1)
         )

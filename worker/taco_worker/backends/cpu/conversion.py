@@ -46,6 +46,11 @@ def convert_model(
         ValueError: the model cannot be found, read or packed, or `out` cannot be written.
     """
     model = find_checkpoint(wanted)
+    if model.files.load_format == "sharded_state":
+        raise ValueError(
+            f"{model.files.directory} is converted already: serve it, or convert the model that it "
+            "was made of"
+        )
     if model.files.load_format in LOAD_FORMATS_WITHOUT_CODES:
         raise ValueError(f"load format {model.files.load_format} cannot be converted")
     kernels = start_kernels()

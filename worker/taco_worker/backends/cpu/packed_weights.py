@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from taco_worker.backends.cpu.cpu_weights import CpuWeights
 from taco_worker.kv_scales.scale_names import scale_of
 from taco_worker.models.code_segments import Segments
 from taco_worker.models.converted.header import (
+    CONVERT_AGAIN,
     PackedHeader,
     matrices_file,
     rest_file,
@@ -80,6 +82,8 @@ def save_weights(
     content = weights.memory
     with matrices_file(out).open("wb") as file:
         file.write(content.numpy().data)
+    # safetensors makes files that only their owner reads. The others follow the umask.
+    shutil.copymode(matrices_file(out), rest_file(out))
     header = PackedHeader(
         architecture,
         weights.instruction_set,
@@ -123,8 +127,7 @@ def map_weights(
     )
     if set(header.matrices) != weights.matrix_names:
         raise ValueError(
-            "the converted weights do not fit: the model has other matrices; run taco_llm convert "
-            "again"
+            f"the converted weights do not fit: the model has other matrices; {CONVERT_AGAIN}"
         )
     rest = rest_file(model_dir)
     try:
@@ -135,13 +138,13 @@ def map_weights(
         if weights.matrix_starts() == header.matrices:
             _restore(weights, header.stored, tensors)
     except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
-        raise ValueError(f"cannot read {rest}: {error}") from None
+        raise ValueError(f"cannot read {rest}: {error}; {CONVERT_AGAIN}") from None
     if weights.matrix_starts() != header.matrices or weights.memory.numel() != (
         header.num_matrix_bytes
     ):
         raise ValueError(
-            "the converted weights do not fit: the model's matrices have other sizes; run "
-            "taco_llm convert again"
+            "the converted weights do not fit: the model's matrices have other sizes; "
+            f"{CONVERT_AGAIN}"
         )
     weights.map_memory(matrices_file(model_dir))
 

@@ -25,6 +25,8 @@ _VERSION = 3
 _HEADER, _MATRICES, _REST = (f"taco_weights.{end}" for end in ("json", "matrices", "rest"))
 _MAX_HEADER_BYTES = 64 * 2**20
 
+CONVERT_AGAIN = "run taco_llm convert again"
+
 # Fields of a quantized checkpoint's settings that config.json keeps, without what they lay in.
 KV_CACHE_SETTINGS = ("kv_cache_scheme", "kv_cache_quant_algo")
 
@@ -70,7 +72,7 @@ class PackedHeader:
                 shown = name.replace("_", " ")
                 raise ValueError(
                     f"the converted weights do not fit: they are for the {shown} {found}, not "
-                    f"{value}; run taco_llm convert again"
+                    f"{value}; {CONVERT_AGAIN}"
                 )
 
     def check_choices(
@@ -102,12 +104,22 @@ def is_converted(model_dir: Path) -> bool:
     return (model_dir / _HEADER).is_file()
 
 
+def check_header_exists(model_dir: Path) -> None:
+    """Raises ValueError if a directory has converted matrices without taco_weights.json."""
+    if matrices_file(model_dir).is_file() and not is_converted(model_dir):
+        raise ValueError(
+            f"the converted weights in {model_dir} are incomplete: there is no {_HEADER}; "
+            f"{CONVERT_AGAIN}"
+        )
+
+
 def packed_files(model_dir: Path) -> list[Path]:
     """The files of the weights: the matrices, the rest, and what they fit.
 
     Raises:
         ValueError: one is missing, or `model_dir` is not a converted directory.
     """
+    check_header_exists(model_dir)
     if not is_converted(model_dir):
         raise ValueError(
             f"no converted weights in {model_dir}: --load-format sharded_state reads what "
@@ -115,7 +127,7 @@ def packed_files(model_dir: Path) -> list[Path]:
         )
     files = [model_dir / name for name in (_MATRICES, _REST, _HEADER)]
     if missing := [file.name for file in files if not file.is_file()]:
-        raise ValueError(f"no {' and '.join(missing)} in {model_dir}")
+        raise ValueError(f"no {' and '.join(missing)} in {model_dir}: {CONVERT_AGAIN}")
     return files
 
 
@@ -129,14 +141,15 @@ def read_header(model_dir: Path) -> PackedHeader:
     try:
         content = read_json_object(path, _MAX_HEADER_BYTES)
     except JsonFileError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"{error}; {CONVERT_AGAIN}") from None
     if content.pop("version", None) != _VERSION:
-        raise ValueError(f"{path} is of another version of TACO: run taco_llm convert again")
+        raise ValueError(f"{path} is of another version of TACO: {CONVERT_AGAIN}")
     header = _parsed(content, path)
     size = matrices.stat().st_size
     if size != header.num_matrix_bytes:
         raise ValueError(
-            f"{matrices} is damaged: it has {size} bytes instead of {header.num_matrix_bytes}"
+            f"{matrices} is damaged: it has {size} bytes instead of {header.num_matrix_bytes}; "
+            f"{CONVERT_AGAIN}"
         )
     return header
 
@@ -173,11 +186,12 @@ def _parsed(content: Mapping[str, Any], path: Path) -> PackedHeader:
         else:
             is_valid = name in content and isinstance(value, hints[name])
         if not is_valid:
-            raise ValueError(f"cannot read {path}: {name} is {str(value)[:100]!r}")
+            raise ValueError(f"cannot read {path}: {name} is {str(value)[:100]!r}; {CONVERT_AGAIN}")
     if unknown := sorted(set(content) - {*_PLAIN, *_CODED, "layouts"}):
-        raise ValueError(f"cannot read {path}: unknown fields {', '.join(unknown[:5])}")
+        names = ", ".join(unknown[:5])
+        raise ValueError(f"cannot read {path}: unknown fields {names}; {CONVERT_AGAIN}")
     try:
         codes, stored = codes_from_json(content)
     except ValueError as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        raise ValueError(f"cannot read {path}: {error}; {CONVERT_AGAIN}") from None
     return PackedHeader(**{name: content[name] for name in _PLAIN}, codes=codes, stored=stored)
