@@ -1,5 +1,6 @@
 """Listening sockets: TCP, or Unix sockets with permissions."""
 
+import errno
 import ipaddress
 import os
 import socket
@@ -31,8 +32,12 @@ def listen(address: str, *, unix_mode: int) -> Generator[socket.socket, None, No
     except (ValueError, OverflowError):
         raise ConfigurationError(f"cannot listen on {address}: it is not host:port") from None
     except OSError as error:
-        where = path or address
-        raise ConfigurationError(f"cannot listen on {where}: {error.strerror or error}") from None
+        # `socket.create_server` repeats the address at the end.
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]
+        if error.errno == errno.EADDRINUSE:
+            other = "port" if path is None else "path"
+            reason += f"; stop the process that uses it, or give another {other}"
+        raise ConfigurationError(f"cannot listen on {path or address}: {reason}") from None
     with listener:
         yield listener
     if path is not None:

@@ -28,6 +28,20 @@ def test_an_impossible_address_is_one_line(address: str, reason: str) -> None:
         pass
 
 
+def test_a_port_in_use_is_named_once_with_what_to_do() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with (
+        listen(address, unix_mode=0o600),
+        pytest.raises(ConfigurationError) as error,
+        listen(address, unix_mode=0o600),
+    ):
+        pass
+    assert str(error.value) == (
+        f"cannot listen on {address}: Address already in use; stop the process that uses it, or "
+        "give another port"
+    )
+
+
 def test_a_socket_in_use_and_another_file_stay(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     address = f"unix:{path}"

@@ -134,7 +134,9 @@ class RedisKeyStore:
                 before = _known(name, data)
                 return KeyRecord(before.owner, (*before.digests, digest))
             if data is not None:
-                raise ConfigurationError(f"the owner {name!r} exists already")
+                raise ConfigurationError(
+                    f"the owner {name!r} exists already: give --another for one more key"
+                )
             return KeyRecord(owner, (digest,))
 
         self._change({name: change})

@@ -141,6 +141,8 @@ class StreamingClient:
             reason = _message(json.loads(response.read()))
         except (ValueError, RecursionError):
             reason = response.reason
+        if response.status == http.client.UNAUTHORIZED:
+            reason = f"{reason.rstrip('.')}; give a key with --api-key or TACO_API_KEY"
         raise RequestFailedError(f"{self.url}{path} answered {response.status}: {reason}")
 
     def _broken(self, error: Exception) -> RequestFailedError:

@@ -3,6 +3,7 @@
 from taco_draft.quantization import as_for_worker
 from taco_gateway.text.tokenizer.checks import check_tokenizer_files
 from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.model_location import suggesting
 from taco_llm.args.replica_args import ReplicaArgs
 from taco_proto.errors import ConfigurationError
 from taco_worker.models.config import ModelConfig
@@ -28,9 +29,11 @@ def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig
             length is out of range, scales of the KV cache are missing or invalid, or the model does
             not fit into memory.
     """
+    engine.warn_of_unused_tier_arguments()
     worker = engine.worker_config()
     check_tokenizer_files(worker.model)
-    model = check_model(worker.model, has_weights=not replicas.on_ray)
+    with suggesting(engine.model):
+        model = check_model(worker.model, has_weights=not replicas.on_ray)
     if not replicas.on_ray:
         check_activations(worker, model)
         check_kv_scales(worker, model)

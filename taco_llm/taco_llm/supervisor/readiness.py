@@ -1,12 +1,14 @@
 """Readiness: whether the gateway's address is free, and whether the model is served."""
 
 import asyncio
+import errno
 import re
 import socket
 import ssl
 from collections.abc import Collection
 from contextlib import closing
 
+from taco_common.listener import host_port
 from taco_common.tls import Role
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
@@ -46,8 +48,11 @@ def check_address_free(config: GatewayConfig) -> None:
             listener.bind(address)
             listener.listen(1)
     except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            reason += "; stop the process that uses it, or give another port with --port"
         raise ConfigurationError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
+            f"cannot listen on {host_port(config.host, config.port)}: {reason}"
         ) from None
 
 

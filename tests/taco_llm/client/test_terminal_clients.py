@@ -119,7 +119,8 @@ def test_which_key_is_sent(
     [
         (
             refusal(401, b'{"error": {"message": "Invalid\\nAPI key."}}'),
-            "/v1/chat/completions answered 401: Invalid API key.",
+            "/v1/chat/completions answered 401: Invalid API key; give a key with --api-key or "
+            "TACO_API_KEY",
         ),
         (refusal(502, b"<html>"), "answered 502: No"),
         (STREAM_HEAD + events(delta("He"), {"error": {"message": "It broke."}}), "It broke."),
