@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from taco_common.garbage import unfreezing
@@ -14,6 +15,7 @@ from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.model_location import suggesting
 from taco_llm.argument_checks import check_type, is_list
 from taco_llm.local_client import LocalClient
 from taco_llm.outputs import CompletionOutput, PromptText, RequestOutput
@@ -29,6 +31,7 @@ from taco_scheduler.server.drafter_links import DraftExecutor
 from taco_scheduler.server.service import SchedulerService
 from taco_scheduler.server.worker_links import WorkerLink
 from taco_worker.licensing import Licensing
+from taco_worker.startup_checks import check_model
 from taco_worker.torch_library import link_torch_early
 from taco_worker.worker_loading import load_worker
 
@@ -46,11 +49,16 @@ class AsyncLLMEngine:
             ConfigurationError: the model cannot be found, read or run with `args`, or a needed
                 license is missing.
         """
+        args.warn_of_unused_tier_arguments()
         worker_config = args.worker_config()
         self._licensing = Licensing(worker_config)
         with unfreezing(), contextlib.ExitStack() as undo:
             undo.callback(self._licensing.close)
             self._licensing.ask()
+            if not Path(worker_config.model.model).is_dir():
+                # The tokenizer would be the first to miss a model that the hub does not have.
+                with suggesting(args.model):
+                    check_model(worker_config.model)
             link_torch_early(worker_config.device)
             # The tokenizer loads meanwhile, and its errors end the loading.
             pool = ThreadPoolExecutor(1, "tokenizer")
@@ -64,6 +72,7 @@ class AsyncLLMEngine:
             undo.pop_all()
         self._scheduler = SchedulerService(args.scheduler_config())
         self._starting: asyncio.Future[TextEngine] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._requests: dict[str, RunningRequest] = {}
         self._closed = False
 
@@ -91,6 +100,7 @@ class AsyncLLMEngine:
         Raises:
             InvalidParameterError: the prompt or a parameter is invalid for the model.
             EngineError: the request failed.
+            RuntimeError: the first request came from another event loop.
             ValueError: `request_id` is in use.
         """
         request = await self._submit(prompt, sampling_params, request_id, priority)
@@ -209,9 +219,21 @@ class AsyncLLMEngine:
         )
 
     async def _started(self) -> TextEngine:
-        """The text engine. The first call starts it."""
+        """The text engine. The first call starts it.
+
+        Raises:
+            EngineError: the engine has been shut down.
+            RuntimeError: another event loop made the first call.
+        """
         if self._closed:
             raise EngineError(503, "The engine has been shut down.")
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise RuntimeError(
+                "the engine belongs to the event loop of its first request: call asyncio.run once "
+                "for all requests, or make one engine per loop"
+            )
+        self._loop = loop
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         return await asyncio.shield(self._starting)

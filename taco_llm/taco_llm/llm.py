@@ -1,6 +1,7 @@
 """`LLM`: offline batch inference in the caller's process."""
 
 import asyncio
+import os
 import random
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 
@@ -48,13 +50,13 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
-        tokenizer: str | None = None,
+        model: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
         tokenizer_mode: str | None = None,
         skip_tokenizer_init: bool | None = None,
         trust_remote_code: bool | None = None,
         tensor_parallel_size: int | None = None,
-        dtype: str | None = None,
+        dtype: "str | torch.dtype | None" = None,
         quantization: str | None = None,
         revision: str | None = None,
         tokenizer_revision: str | None = None,
@@ -91,7 +93,8 @@ class LLM:
         }
         if "disable_log_stats" not in arguments:
             arguments.setdefault("log_stats", False)
-        args = EngineArgs(model=model, **named, **arguments)
+        named["model"] = model
+        args = EngineArgs(**named, **arguments)
         self._tokenizer: Any = None
         self._model_config = args.model_config()
         # Seeds of requests without one, so that a program is reproducible.

@@ -4,6 +4,7 @@ A separate thread also works in notebooks, whose cells already run inside an eve
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ class LoopThread:
 
     def __init__(self, name: str, on_stop: Callable[[], Awaitable[None]]) -> None:
         self._on_stop = on_stop
+        self._process = os.getpid()
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
@@ -33,8 +35,15 @@ class LoopThread:
         """Runs `coroutine` and returns its result. An interrupt of the caller cancels it.
 
         Raises:
-            RuntimeError: the loop has been stopped.
+            RuntimeError: the loop has been stopped, or this process is a fork of the one that made
+                the loop.
         """
+        if os.getpid() != self._process:  # a fork has no copy of the thread
+            coroutine.close()
+            raise RuntimeError(
+                f"the engine belongs to process {self._process}, of which this process is a fork: "
+                "make a new LLM in this process"
+            )
         if not self._thread.is_alive():
             coroutine.close()
             raise RuntimeError("the engine has been closed")

@@ -301,6 +301,26 @@ def test_close_is_idempotent_and_final(checkpoint: Path) -> None:
         llm.generate("a", use_tqdm=False)
 
 
+def test_a_fork_is_told_to_make_an_llm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    with pytest.raises(RuntimeError, match=f"belongs to process {process}, .* make a new LLM"):
+        llm.generate("a", use_tqdm=False)
+
+
+def test_an_asynchronous_engine_belongs_to_one_event_loop(checkpoint: Path) -> None:
+    engine = AsyncLLMEngine(EngineArgs(model=str(checkpoint), **ENGINE))
+
+    async def one_request() -> bool:
+        return (await engine.complete("a", GREEDY)).finished
+
+    with asyncio.Runner() as runner:
+        assert runner.run(one_request())
+        with pytest.raises(RuntimeError, match="belongs to the event loop of its first request"):
+            asyncio.run(one_request())
+        runner.run(engine.shutdown())
+
+
 def test_a_program_may_end_without_closing(checkpoint: Path) -> None:
     program = (
         "import sys\nfrom taco_llm import LLM, SamplingParams\n"

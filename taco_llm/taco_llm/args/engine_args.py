@@ -1,5 +1,6 @@
 """The engine's arguments: model, tokenizer, device, memory and KV cache."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -297,6 +298,12 @@ class EngineArgs(DeviceArgs):
     )
 
     def __post_init__(self) -> None:
+        for name in ("model", "tokenizer", "speculative_model"):
+            if isinstance(getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
+        # A torch.dtype, told by its name: importing torch takes seconds.
+        if str(self.dtype).startswith("torch."):
+            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         DeviceArgs.__post_init__(self)
         for name in ("served_model_name", "ignore_patterns", "logits_processors"):
             texts = getattr(self, name)

@@ -55,8 +55,9 @@ class KVTierArgs(SpeculationArgs):
         old_negations=("apc_offload_not_lazy",),
     )
     kv_disk_path: str | None = flag(
-        "Directory that keeps cached prefixes over restarts. Its files contain users' prompts and "
-        "answers: protect them.",
+        "Directory that keeps cached prefixes over restarts. It needs "
+        "--enable-prefix-cache-offload. Its files contain users' prompts and answers: protect "
+        "them.",
         _WORKER,
         default=None,
         metavar="DIR",
@@ -99,15 +100,20 @@ class KVTierArgs(SpeculationArgs):
                 "host memory"
             )
 
+    def warn_of_unused_tier_arguments(self) -> None:
+        """Logs a warning for each given argument that needs the host tier, if that is off."""
+        if self.enable_prefix_cache_offload:
+            return
+        for name, is_given in {
+            "swap_space": self.swap_space,
+            "preemption_mode swap": self.preemption_mode == "swap",
+        }.items():
+            if is_given:
+                logger.warning("%s has no effect without enable_prefix_cache_offload", name)
+
     def host_kv_bytes(self, num_workers: int = 1) -> int:
         """Bytes of the host tier of one worker, if `num_workers` run on this machine."""
         if not self.enable_prefix_cache_offload:
-            for name, asks in {
-                "swap_space": self.swap_space,
-                "preemption_mode swap": self.preemption_mode == "swap",
-            }.items():
-                if asks:
-                    logger.warning("%s has no effect without enable_prefix_cache_offload", name)
             return 0
         if self.swap_space is not None:
             return int(self.swap_space * _GIB)

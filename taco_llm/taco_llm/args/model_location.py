@@ -3,10 +3,13 @@
 A model in GGUF becomes a directory in a cache, so that only this module knows of it.
 """
 
+import difflib
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from taco_demo.locate import find_model
+from taco_demo.locate import BUNDLED_MODELS, find_model
 from taco_llm.args.compatibility import LORA
 from taco_proto.errors import ConfigurationError
 from taco_worker.quant.gguf.checkpoint import is_gguf, only_model
@@ -86,6 +89,25 @@ def locate_model(
             f"{what} path {name!r} does not exist; give a directory, a hub id or a bundled model"
         )
     return name
+
+
+@contextmanager
+def suggesting(name: str, known: Sequence[str] = BUNDLED_MODELS) -> Iterator[None]:
+    """Adds the nearest known name to a ConfigurationError about a model that cannot be found.
+
+    Paths, and hub ids with an owner, get no suggestion.
+
+    Args:
+        name: of the model, as the user gave it.
+        known: the names that may have been meant.
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        close = difflib.get_close_matches(name, known, n=1)
+        if not close or name in known or "/" in name or Path(name).exists():
+            raise
+        raise ConfigurationError(f"{error}; did you mean {close[0]}?") from None
 
 
 def is_model(path: Path, what: str = "model") -> bool:

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from taco_demo.locate import BUNDLED_HEADS, BUNDLED_MODELS
 from taco_llm.args.draft_checkpoint import are_heads
 from taco_llm.args.flags import DRAFTER, GATEWAY, WORKER, flag
-from taco_llm.args.model_location import locate_model
+from taco_llm.args.model_location import locate_model, suggesting
 from taco_llm.args.scheduler_args import SchedulerArgs
 from taco_proto.config import DEFAULT_FORCED_TOKENS, MAX_SPECULATIVE_TOKENS, SpeculationConfig
 from taco_proto.errors import ConfigurationError
@@ -224,7 +225,8 @@ class SpeculationArgs(SchedulerArgs):
             return None
         if self.speculative_model == NGRAM:
             return "ngram"
-        return "heads" if are_heads(self._located(), self.download_dir) else "draft model"
+        with suggesting(self.speculative_model, (*BUNDLED_MODELS, *BUNDLED_HEADS, NGRAM)):
+            return "heads" if are_heads(self._located(), self.download_dir) else "draft model"
 
     def draft_model(self) -> str | None:
         """Directory or hub id of the model that a draft worker runs; None without a draft model.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import add_flags
+from taco_llm.args.model_location import suggesting
 from taco_llm.args.parser import Parser
 from taco_llm.cli.options import Subparsers
 from taco_proto.errors import ConfigurationError
@@ -47,10 +48,11 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     given = {name: values[name] for name in _FLAGS if values.get(name) is not None}
     wanted = EngineArgs(model=namespace.model, **given).model_config()
     out = Path(namespace.out)
-    try:
-        size = convert_model(wanted, out, lambda: start_cpu_kernels(values.get("num_threads")))
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+    with suggesting(namespace.model):
+        try:
+            size = convert_model(wanted, out, lambda: start_cpu_kernels(values.get("num_threads")))
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
     print(f"{out}: {size / 2**20:.0f} MiB of packed matrices")
     print(f"serve it with: taco_llm serve {out}")
     return 0

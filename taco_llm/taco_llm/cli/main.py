@@ -73,14 +73,26 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code. Wrong flags exit with 2 and one line."""
+    """Runs the command; returns its exit code. Wrong flags exit with 2 and one line.
+
+    Ctrl-C ends it with 130, without a traceback.
+    """
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(argv: Sequence[str]) -> int:
     if os.getpid() == 1:
         # The first process of a container is not ended by a signal that it has no handler for, and
         # a service installs its own only once it is imported.
         signal.signal(signal.SIGTERM, _end)
-    namespace = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
+    namespace = build_parser().parse_args(argv)
     parser: Parser = namespace.parser
     configure_logging(namespace.command)
+    # Torch logs statistics at the exit of a process that was interrupted while it imported torch.
+    logging.getLogger("torch").setLevel(logging.WARNING)
     try:
         code = int(namespace.run(parser, namespace))
         sys.stdout.flush()
@@ -91,8 +103,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(f"{parser.prog}: error: {escape(str(error))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         # Who read the output has seen enough (`| head`). Python would flush the rest at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

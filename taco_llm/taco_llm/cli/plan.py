@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from taco_demo.locate import BUNDLED_HEADS, BUNDLED_MODELS
 from taco_llm.args.draft_checkpoint import is_head_directory
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import add_flags, flag_name
-from taco_llm.args.model_location import locate_model
+from taco_llm.args.model_location import locate_model, suggesting
 from taco_llm.args.parser import Parser
 from taco_llm.cli.options import Subparsers
 from taco_proto.errors import ConfigurationError
@@ -51,6 +52,12 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
 
     ModelRegistry.recipes_of_packages()  # warns about recipes that are ignored
     directory = Path(locate_model(namespace.model))
+    with suggesting(namespace.model, BUNDLED_MODELS + BUNDLED_HEADS):
+        if not directory.is_dir():
+            raise ConfigurationError(
+                f"there is no directory {namespace.model}: taco_llm plan takes a model's "
+                "directory, a .gguf file or a bundled model, and downloads nothing"
+            )
     values = vars(namespace)
     options = {name: values[name] for name in _CONFIG_FLAGS if values.get(name) is not None}
     matrices: MatrixType = values.get("matrices", "bf16")

@@ -52,7 +52,9 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     require(values, "model", "MODEL is needed: taco_llm worker MODEL")
     require(values, "scheduler", "--scheduler is needed, the address of the scheduler")
     name = values.get("name", f"{socket.gethostname()}-{os.getpid()}")
-    config = EngineArgs(**given(EngineArgs, values)).worker_config(values["scheduler"], name)
+    args = EngineArgs(**given(EngineArgs, values))
+    args.warn_of_unused_tier_arguments()
+    config = args.worker_config(values["scheduler"], name)
     admin = AdminArgs(**given(AdminArgs, values))
     tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.WORKER, config.scheduler)
 

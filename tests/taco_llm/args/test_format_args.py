@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import given
@@ -60,6 +61,15 @@ def test_objects_in_python_are_dicts(model: str, name: str, value: Any) -> None:
     line = f"{name} must be a dict (a JSON object), got {value!r}"
     with pytest.raises(ConfigurationError, match=re.escape(line)):
         EngineArgs(model=model, **{name: value})
+
+
+def test_paths_and_torch_dtypes_in_python(model: str) -> None:
+    values: dict[str, Any] = {"model": Path(model), "dtype": torch.bfloat16}
+    args = EngineArgs(**values, speculative_model=Path("draft"))  # type: ignore[arg-type]
+    assert (args.model, args.dtype, args.speculative_model) == (model, "bfloat16", "draft")
+    assert args.model_config().served_name == model
+    with pytest.raises(ConfigurationError, match="dtype='int8' is not available; choose from auto"):
+        EngineArgs(**values | {"dtype": torch.int8})
 
 
 @pytest.mark.parametrize("name", ["tokenizer_mode", "config_format", "load_format"])

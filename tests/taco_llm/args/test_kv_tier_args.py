@@ -8,7 +8,9 @@ import pytest
 
 from support.checkpoints import make_checkpoint
 from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.replica_args import ReplicaArgs
 from taco_llm.supervisor.local_replicas import local_replicas
+from taco_llm.supervisor.preflight import check_before_start
 from taco_proto.config import SchedulerConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 
@@ -94,12 +96,15 @@ def test_who_waits_who_gives_way_and_what_is_kept() -> None:
     assert not scheduler_config(preemption_mode="recompute").swaps_preempted
 
 
-def test_swap_space_alone_offloads_nothing_and_says_so(
+def test_swap_space_alone_offloads_nothing_and_serve_says_so_once(
     model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    args = EngineArgs(model=model, swap_space=4, preemption_mode="swap")
     with caplog.at_level(logging.WARNING):
-        config = worker_config(model, swap_space=4, preemption_mode="swap")
-    assert config.host_kv_bytes == 0
+        check_before_start(args, ReplicaArgs())
+        (worker,) = local_replicas(args, "unix:/s", 1)
+    assert isinstance(worker._config, WorkerConfig)
+    assert worker._config.host_kv_bytes == 0
     assert caplog.messages == [
         "swap_space has no effect without enable_prefix_cache_offload",
         "preemption_mode swap has no effect without enable_prefix_cache_offload",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import pytest
 from support.architectures.variants import VARIANTS
 from support.fake_hub import only_hub
 from support.gguf_files.convert import write_gguf
+from taco_llm import LLM
 from taco_llm.args.engine_args import EngineArgs
-from taco_llm.args.model_location import locate_model
+from taco_llm.args.model_location import locate_model, suggesting
+from taco_llm.args.replica_args import ReplicaArgs
+from taco_llm.cli.main import main
+from taco_llm.supervisor.preflight import check_before_start
 from taco_proto.errors import ConfigurationError
 
 
@@ -136,3 +141,44 @@ def test_lora_adapter(tmp_path: Path) -> None:
         locate_model(str(tmp_path), "tokenizer")
     (tmp_path / "config.json").write_text("{}")  # as of merged weights beside their adapter
     assert locate_model(str(tmp_path)) == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("dmeo", "; did you mean demo?"), ("llama", ""), ("org/dmeo", ""), ("demo", "")],
+)
+def test_suggestion_for_a_mistyped_name(name: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as error, suggesting(name):
+        raise ConfigurationError("not found")
+    assert str(error.value) == f"not found{hint}"
+
+
+def test_path_gets_no_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dmeo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"damaged$"), suggesting("dmeo"):
+        raise ConfigurationError("damaged")
+
+
+MISTYPED = r"dmeo is neither a directory nor a model on the hub .*; did you mean demo\?"
+
+
+def test_serve_and_llm_suggest_the_same_model() -> None:
+    with only_hub({}):
+        with pytest.raises(ConfigurationError, match=MISTYPED):
+            check_before_start(EngineArgs(model="dmeo"), ReplicaArgs())
+        with pytest.raises(ConfigurationError, match=MISTYPED):
+            LLM("dmeo")
+
+
+def test_convert_suggests_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with only_hub({}):
+        assert main(["convert", "dmeo", "--out", str(tmp_path / "out")]) == 2
+    assert re.search(MISTYPED, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("ngram", r"\[ngram\]"), ("demo-drfat", "demo-draft")])
+def test_suggestion_for_a_drafter(name: str, meant: str) -> None:
+    args = EngineArgs(model="demo", speculative_model=name)
+    with only_hub({}), pytest.raises(ConfigurationError, match=rf"did you mean {meant}\?"):
+        args.speculative_kind()

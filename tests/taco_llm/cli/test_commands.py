@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import re
 import signal
@@ -271,6 +272,8 @@ def test_a_bad_configuration_file_is_a_one_line_error(
         (["serve", "demo", "--ssl-keyfile", "/no/such/file"], "is not a file"),
         (["serve", "demo", "--config", "/no/such/file.yaml"], "cannot read"),
         (["serve", "/no/such/model"], "does not exist"),
+        (["plan", "org/model"], "no directory org/model: taco_llm plan takes a model's directory"),
+        (["plan", "demo-medsua"], "did you mean demo-medusa?"),
         (["worker", "demo"], "--scheduler is needed"),
         (["sevre", "m"], "there is no command 'sevre'; did you mean serve?"),
         (["xyz"], "there is no command 'xyz'; choose from serve, chat, complete"),
@@ -463,6 +466,24 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
     )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_an_interrupt_before_the_command_runs_ends_it_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt() -> Parser:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("taco_llm.cli.main.build_parser", interrupt)
+    assert main(["version"]) == 130
+
+
+def test_the_info_lines_of_torch_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.NOTSET, "torch")  # restores the level at the end
+    with caplog.at_level(logging.INFO):
+        assert main(["version"]) == 0
+        logging.getLogger("torch._subclasses.fake_tensor").info("FakeTensor cache stats:")
+    assert not caplog.records
 
 
 def test_the_first_process_of_a_container_can_be_ended_while_it_starts(
