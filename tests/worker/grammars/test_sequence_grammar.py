@@ -131,13 +131,19 @@ def masks_of(make: Callable[[], Matcher], text: str, draft: Draft) -> RowMasks:
 TREE = Draft([*b"dbbaabcda"], [-1, 0, 1, 0, -1, 4, 4, -1, 4])
 
 
-@pytest.mark.parametrize("cause", ["dead end", "limit"])
+@pytest.mark.parametrize("cause", ["dead end", "limit", "long text"])
 def test_a_draft_that_fails_takes_only_the_drafts_behind_it_along(cause: str) -> None:
     if cause == "limit":
         code = RowErrorCode.GRAMMAR_LIMIT
 
         def make() -> Matcher:
             return LimitedMatcher(matcher_of("start: /a[ad][a-c]{5}/"))
+
+    elif cause == "long text":
+        code, count = RowErrorCode.GRAMMAR_LIMIT, MAX_FORCED_TOKENS + 1
+
+        def make() -> Matcher:
+            return matcher_of(f'start: "a" ("a" /[a-c]{{5}}/ | "d" /b{{{count}}}/)')
 
     else:
         code = RowErrorCode.NO_ALLOWED_TOKEN

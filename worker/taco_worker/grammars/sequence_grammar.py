@@ -63,12 +63,13 @@ class SequenceGrammar:
             if not masks.error:
                 break
             is_dead_end = masks.error_code is RowErrorCode.NO_ALLOWED_TOKEN
-            if masks.failed_draft is not None and (is_dead_end or not self._shares_limits):
+            fails_alone = masks.is_certain or not self._shares_limits
+            if masks.failed_draft is not None and (is_dead_end or fails_alone):
                 failed[masks.failed_draft] = masks
-            elif self._shares_limits and not masks.is_certain:
-                self._shares_limits = False
-            else:
+            elif fails_alone:
                 return masks
+            else:
+                self._shares_limits = False
             self._start_again()
         first = next(iter(failed.values()), masks)
         return replace(first, bits=masks.bits, is_complete=masks.is_complete)
