@@ -1,4 +1,4 @@
-"""Marks that stand for texts while a chat template runs."""
+"""Marks in place of texts while a chat template runs."""
 
 import re
 import secrets
