@@ -53,3 +53,20 @@ def test_one_search_reads_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_special_tokens() -> None:
     assert list(SpecialTokenSearch([]).matches("<|a|>")) == []
+
+
+@given(_TOKENS, _TEXTS)
+def test_finds_the_beginning_of_a_token_at_the_end(tokens: list[str], text: str) -> None:
+    fitting = [
+        text[-size:]
+        for size in range(1, len(text) + 1)
+        if any(token.startswith(text[-size:]) and len(token) > size for token in tokens)
+    ]
+    found = SpecialTokenSearch(tokens).beginning_at_end(text)
+    assert found == max(fitting, key=len, default="")
+
+
+def test_white_space_that_begins_a_token_is_no_beginning() -> None:
+    search = SpecialTokenSearch(["\n \n<a>"])
+    assert search.beginning_at_end("x\n \n") == ""
+    assert search.beginning_at_end("x\n \n<") == "\n \n<"

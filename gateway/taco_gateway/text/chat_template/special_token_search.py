@@ -22,7 +22,10 @@ class SpecialTokenSearch:
         ordered = sorted(filter(None, texts), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
         self._longest = len(ordered[0]) if ordered else 1
-        self._beginnings = {text[:end] for text in ordered for end in range(1, len(text))}
+        # Without white space alone: templates trim it.
+        self._beginnings = {
+            text[:end] for text in ordered for end in range(1, len(text)) if text[:end].strip()
+        }
 
     def beginning_at_end(self, text: str) -> str:
         """The longest beginning of a special token, not all of it, that the text ends with."""
