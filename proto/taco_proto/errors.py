@@ -17,3 +17,7 @@ class InvalidParameterError(ValueError):
 
 class ConfigurationError(Exception):
     """A service cannot start with this flag, file or environment; the text is one line."""
+
+
+class ArgumentError(ConfigurationError):
+    """An argument is wrong. The text names arguments as Python does, such as max_model_len."""

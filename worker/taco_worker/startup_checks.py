@@ -13,7 +13,7 @@ from typing import Literal
 from taco_kernels.code_layout import RowSegment
 from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError, ConfigurationError
 from taco_proto.log_text import one_line
 from taco_worker.devices.byte_units import gibibytes
 from taco_worker.devices.cpu_memory import available_cpu_memory
@@ -55,7 +55,7 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
         model = read_checkpoint(wanted, directory)
         limit = model.plan.max_position_embeddings
         if wanted.max_model_len is not None and wanted.max_model_len > limit:
-            raise ValueError(
+            raise ArgumentError(
                 f"max_model_len {wanted.max_model_len} is more than the {limit} tokens that the "
                 "model allows"
             )

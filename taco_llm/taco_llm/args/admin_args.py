@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from taco_common.listener import EVERY_HOST, host_port, is_private
 from taco_llm.args.flags import DRAFTER, SCHEDULER, WORKER, flag
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 _SERVICES = (SCHEDULER, WORKER, DRAFTER)
 LOOPBACK = "127.0.0.1"
@@ -37,9 +37,7 @@ class AdminArgs:
 
     def __post_init__(self) -> None:
         if self.admin_port is not None and not 0 < self.admin_port < 65536:
-            raise ConfigurationError(
-                f"admin_port must be between 1 and 65535, got {self.admin_port}"
-            )
+            raise ArgumentError(f"admin_port must be between 1 and 65535, got {self.admin_port}")
         check_admin_listen(self.admin_listen, self.admin_port)
 
     def for_listener(self, listen: str) -> str | None:
@@ -75,15 +73,13 @@ def check_admin_listen(admin_listen: str | None, admin_port: int | None) -> None
     if admin_listen is None:
         return
     if admin_port is not None:
-        raise ConfigurationError(
+        raise ArgumentError(
             "admin_listen and admin_port both set the admin listener: give one of them"
         )
     match = re.fullmatch(r"unix:.+|(?:\[[^\[\]]+\]|[^:\[\]]*):(?P<port>[0-9]{1,5})", admin_listen)
     if match is None:
-        raise ConfigurationError(
-            f"admin_listen must be host:port or unix:/path, got {admin_listen!r}"
-        )
+        raise ArgumentError(f"admin_listen must be host:port or unix:/path, got {admin_listen!r}")
     if match["port"] is not None and not 0 < int(match["port"]) < 65536:
-        raise ConfigurationError(
+        raise ArgumentError(
             f"the port of admin_listen must be between 1 and 65535, got {match['port']}"
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from taco_llm.args.flags import current_names
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 from taco_proto.structured_outputs import BACKENDS
 
 LOGGER = logging.getLogger("taco.llm")
@@ -220,9 +220,14 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
 
 
 def drop_compatibility_arguments(
-    arguments: Mapping[str, Any], logger: logging.Logger = LOGGER
+    arguments: Mapping[str, Any],
+    logger: logging.Logger = LOGGER,
+    show: Callable[[str], str] = str,
 ) -> dict[str, Any]:
     """Returns `arguments` without those of `COMPATIBILITY`; logs one line per ignored argument.
+
+    Args:
+        show: an argument's name in log lines.
 
     Raises:
         ConfigurationError: an argument asks for a missing feature.
@@ -235,10 +240,10 @@ def drop_compatibility_arguments(
         elif argument.asks_for_something(value):
             if argument.choices and value not in argument.choices:
                 allowed = ", ".join(argument.choices)
-                raise ConfigurationError(f"{name} must be one of {allowed}, got {value!r}")
+                raise ArgumentError(f"{name} must be one of {allowed}, got {value!r}")
             if argument.is_rejected:
-                raise ConfigurationError(argument.rejection(name, value))
-            logger.warning("%s has no effect: %s", name, argument.reason)
+                raise ArgumentError(argument.rejection(name, value))
+            logger.warning("%s has no effect: %s", show(name), argument.reason)
     return kept
 
 

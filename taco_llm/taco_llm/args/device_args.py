@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from taco_llm.args.flags import WORKER, flag
 from taco_llm.args.license_args import LicenseArgs
 from taco_llm.args.scheduler_args import check_at_least
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 _WORKER = (WORKER,)
 
@@ -94,15 +94,13 @@ class DeviceArgs(LicenseArgs):
         for name in ("num_threads", "max_seq_len_to_capture"):
             check_at_least(name, getattr(self, name), 1)
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "gpu_memory_utilization must be above 0 and at most 1, got "
                 f"{self.gpu_memory_utilization}"
             )
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ConfigurationError(
-                f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}"
-            )
+            raise ArgumentError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
         if not 0 <= self.cpu_offload_gb < math.inf:
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"cpu_offload_gb must be a number from 0 on, got {self.cpu_offload_gb}"
             )

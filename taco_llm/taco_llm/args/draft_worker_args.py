@@ -8,7 +8,7 @@ from taco_llm.args.flags import DRAFTER, flag
 from taco_llm.args.model_location import locate_model
 from taco_llm.args.scheduler_args import check_at_least
 from taco_proto.config import DrafterConfig, ModelConfig
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 from taco_worker.quant.registry import quantization_names
 
 _DRAFTER = (DRAFTER,)
@@ -70,7 +70,7 @@ class DraftWorkerArgs:
 
     def __post_init__(self) -> None:
         if not self.speculative_model:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "speculative_model is empty: give a directory, a hub id or a bundled model"
             )
         for name in ("max_model_len", "num_threads", "max_num_seqs", "num_gpu_blocks_override"):

@@ -14,7 +14,7 @@ from taco_llm.args.model_location import locate_model
 from taco_llm.args.scheduler_args import SchedulerArgs, check_at_least
 from taco_llm.args.speculation_args import SpeculationArgs
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 from taco_worker.devices.gpu_presence import runs_on_cpu
 from taco_worker.quant.registry import quantization_names
 
@@ -310,9 +310,9 @@ class EngineArgs(DeviceArgs):
             texts = (texts,) if isinstance(texts, str | type) else tuple(texts)
             object.__setattr__(self, name, texts)
         if not isinstance(self.model, str):
-            raise ConfigurationError(f"model must be a string, got {self.model!r}")
+            raise ArgumentError(f"model must be a string, got {self.model!r}")
         if not self.model:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "model is empty: give a directory, a hub id or a bundled model such as demo"
             )
         for name in ("max_model_len", "num_gpu_blocks_override"):
@@ -322,23 +322,23 @@ class EngineArgs(DeviceArgs):
         for name in ("hf_overrides", "rope_scaling", "model_loader_extra_config"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
-                raise ConfigurationError(f"{name} must be a dict (a JSON object), got {value!r}")
+                raise ArgumentError(f"{name} must be a dict (a JSON object), got {value!r}")
         if self.rope_theta is not None and not self.rope_theta > 0:
-            raise ConfigurationError(f"rope_theta must be positive, got {self.rope_theta}")
+            raise ArgumentError(f"rope_theta must be positive, got {self.rope_theta}")
         for item in flag_fields(type(self)):
             choices, value = item.metadata["flag"].choices, getattr(self, item.name)
             if choices is not None and value is not item.default and value not in choices:
-                raise ConfigurationError(f"{item.name}={not_a_choice(value, choices)}")
+                raise ArgumentError(f"{item.name}={not_a_choice(value, choices)}")
         if self.block_size not in _CPU_BLOCK_SIZES and runs_on_cpu(self.device):
             shown = not_a_choice(self.block_size, _CPU_BLOCK_SIZES)
-            raise ConfigurationError(f"on a CPU block_size={shown}")
+            raise ArgumentError(f"on a CPU block_size={shown}")
         if self.load_format == "bitsandbytes" and self.quantization not in (None, "bitsandbytes"):
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"load_format=bitsandbytes and quantization={self.quantization} contradict each "
                 "other: give one of them"
             )
         if self.skip_tokenizer_init and self.tokenizer is not None:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "tokenizer and skip_tokenizer_init contradict each other: give one of them"
             )
 

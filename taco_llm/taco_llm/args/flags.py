@@ -7,6 +7,7 @@ Python callers construct a table directly. The command line adds one argparse fl
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any
@@ -84,6 +85,21 @@ def flag_fields(table: type) -> list[Field[Any]]:
 def flag_name(field_name: str) -> str:
     """The flag of a field: --max-num-seqs for max_num_seqs."""
     return "--" + field_name.replace("_", "-")
+
+
+# A name with underscores, or a word before an equals sign; not a part of a path or of a flag.
+_FIELD_NAME = re.compile(r"(?<![\w/.-])[a-z]+(?:(?:_[a-z0-9]+)+(?![\w/-])|(?==))")
+
+
+def with_flag_names(text: str, field_names: Collection[str]) -> str:
+    """`text` with flags in place of names of fields: --kv-disk-path for kv_disk_path.
+
+    A name of one word, such as port, may be a word of the sentence: it is replaced only before an
+    equals sign.
+    """
+    return _FIELD_NAME.sub(
+        lambda match: flag_name(match[0]) if match[0] in field_names else match[0], text
+    )
 
 
 def add_flags(

@@ -11,7 +11,7 @@ from taco_llm.args.admin_args import check_admin_listen
 from taco_llm.args.flags import GATEWAY, flag, strings
 from taco_llm.args.parser_args import ParserArgs
 from taco_proto.config import GatewayConfig, ModelConfig, RedisConfig
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 _GATEWAY = (GATEWAY,)
 
@@ -264,19 +264,17 @@ class GatewayArgs(ParserArgs):
         self._check_parsers()
         for name in ("queue_timeout", "drain_timeout"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(f"{name} must be above 0, got {getattr(self, name)}")
+                raise ArgumentError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.max_connections < 1:
-            raise ConfigurationError(
-                f"max_connections must be at least 1, got {self.max_connections}"
-            )
+            raise ArgumentError(f"max_connections must be at least 1, got {self.max_connections}")
         if self.min_ready_workers < 1:
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"min_ready_workers must be at least 1, got {self.min_ready_workers}"
             )
         if self.max_log_len is not None and self.max_log_len < 0:
-            raise ConfigurationError(f"max_log_len must be at least 0, got {self.max_log_len}")
+            raise ArgumentError(f"max_log_len must be at least 0, got {self.max_log_len}")
         if not all(self.api_key):
-            raise ConfigurationError("api_key is empty: give at least one character")
+            raise ArgumentError("api_key is empty: give at least one character")
         self._check_tls()
 
     def _check_ports(self) -> None:
@@ -287,9 +285,9 @@ class GatewayArgs(ParserArgs):
             if port is None:
                 continue
             if not 0 < port < 65536:
-                raise ConfigurationError(f"{name} must be between 1 and 65535, got {port}")
+                raise ArgumentError(f"{name} must be between 1 and 65535, got {port}")
             if port in taken:
-                raise ConfigurationError(
+                raise ArgumentError(
                     f"{taken[port]} and {name} are both {port}: give each its own port"
                 )
             taken[port] = name
@@ -299,11 +297,11 @@ class GatewayArgs(ParserArgs):
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
-                raise ConfigurationError(f"{name} {path!r} is not a file")
+                raise ArgumentError(f"{name} {path!r} is not a file")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ConfigurationError("ssl_keyfile needs ssl_certfile: give both")
+            raise ArgumentError("ssl_keyfile needs ssl_certfile: give both")
         if self.ssl_cert_reqs != ssl.CERT_NONE and self.ssl_ca_certs is None:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "ssl_cert_reqs needs ssl_ca_certs, the authorities that sign client certificates"
             )
 
@@ -328,9 +326,9 @@ class GatewayArgs(ParserArgs):
             admin_listen = f"{host}:{self.admin_port}"
         keys = self.api_key or keys_of(os.environ)
         if self.redis_keys and redis is None:
-            raise ConfigurationError("redis_keys needs redis_url, the address of Redis")
+            raise ArgumentError("redis_keys needs redis_url, the address of Redis")
         if self.redis_keys and (keys or self.api_key_file is not None):
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"redis_keys contradicts api_key, api_key_file, {API_KEY_VARIABLE} and "
                 f"{VLLM_API_KEY_VARIABLE}: use one source of keys (taco_llm keys import copies "
                 "the keys of a file to Redis)"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from taco_llm.args.flags import WORKER, flag
 from taco_llm.args.speculation_args import SpeculationArgs
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 logger = logging.getLogger("taco.llm")
 
@@ -73,29 +73,27 @@ class KVTierArgs(SpeculationArgs):
     def __post_init__(self) -> None:
         SpeculationArgs.__post_init__(self)
         if not 0 < self.cpu_prefill_memory_utilization <= 1:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "cpu_prefill_memory_utilization must be above 0 and at most 1, got "
                 f"{self.cpu_prefill_memory_utilization}"
             )
         if self.swap_space is not None and not 0 <= self.swap_space < math.inf:
-            raise ConfigurationError(
-                f"swap_space must be a number from 0 on, got {self.swap_space}"
-            )
+            raise ArgumentError(f"swap_space must be a number from 0 on, got {self.swap_space}")
         if not 0 < self.kv_disk_space < math.inf:
-            raise ConfigurationError(f"kv_disk_space must be above 0, got {self.kv_disk_space}")
+            raise ArgumentError(f"kv_disk_space must be above 0, got {self.kv_disk_space}")
         if self.enable_prefix_cache_offload:
             if not self.enable_prefix_caching:
-                raise ConfigurationError(
+                raise ArgumentError(
                     "enable_prefix_cache_offload needs enable_prefix_caching: only cached prefixes "
                     "are offloaded"
                 )
             if self.swap_space == 0:
-                raise ConfigurationError(
+                raise ArgumentError(
                     "enable_prefix_cache_offload needs host memory: swap_space must be above 0, "
                     "got 0"
                 )
         elif self.kv_disk_path is not None:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "kv_disk_path needs enable_prefix_cache_offload: blocks reach the disk through "
                 "host memory"
             )

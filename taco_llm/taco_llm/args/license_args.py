@@ -10,7 +10,7 @@ from taco_license.addresses import ADDRESS_VARIABLE, server_addresses
 from taco_llm.args.flags import WORKER, flag
 from taco_llm.args.kv_tier_args import KVTierArgs
 from taco_proto.config import LicenseConfig
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 _WORKER = (WORKER,)
 _ID_VARIABLE = "TACO_LICENSE_ID"
@@ -60,7 +60,7 @@ class LicenseArgs(KVTierArgs):
         try:
             server_addresses(environment)
         except ValueError as error:
-            raise ConfigurationError(str(error)) from None
+            raise ArgumentError(str(error)) from None
         address = environment.get(ADDRESS_VARIABLE, "").strip()
         return LicenseConfig(
             host_id=self._host_id(environment),
@@ -71,7 +71,7 @@ class LicenseArgs(KVTierArgs):
     def _host_id(self, environment: Mapping[str, str]) -> str:
         given = self.license_id or environment.get(_ID_VARIABLE)
         if given and not re.fullmatch(r"[A-Za-z0-9][\w.:-]*", given):
-            raise ConfigurationError(
+            raise ArgumentError(
                 "license_id must begin with a letter or digit and contain only letters, digits "
                 f"and . _ : -, got {given!r}"
             )
@@ -79,5 +79,5 @@ class LicenseArgs(KVTierArgs):
         if self.license_index is None:
             return host_id
         if self.license_index < 0:
-            raise ConfigurationError(f"license_index must be at least 0, got {self.license_index}")
+            raise ArgumentError(f"license_index must be at least 0, got {self.license_index}")
         return f"{host_id}-{self.license_index}"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from taco_common.logging import JSON, LEVELS, TEXT, LogConfig
 from taco_llm.args.flags import flag
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,7 @@ class LogArgs:
         for name, choices in (("log_format", (TEXT, JSON)), ("log_level", LEVELS)):
             value = getattr(self, name)
             if value not in choices:
-                raise ConfigurationError(
-                    f"{name} must be one of {', '.join(choices)}, got {value!r}"
-                )
+                raise ArgumentError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
     def log_config(self) -> LogConfig:
         return LogConfig(self.log_format, self.log_level)

@@ -74,6 +74,10 @@ class Parser(argparse.ArgumentParser):
     def has_flag(self, name: str) -> bool:
         return name in self._option_string_actions
 
+    def names(self) -> set[str]:
+        """The names of all options, such as max_num_seqs for --max-num-seqs."""
+        return {name[2:].replace("-", "_") for name in self._option_string_actions}
+
     def names_in(self, title: str) -> set[str]:
         """The names of the options that the flags of a group set, such as max_num_seqs."""
         group = self._groups.get(title)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from taco_llm.args.flags import GATEWAY, flag
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 _GATEWAY = (GATEWAY,)
 _PLUGINS = {
@@ -58,11 +58,11 @@ class ParserArgs:
         ConfigurationError: a flag needs another one.
         """
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "enable_auto_tool_choice needs tool_call_parser, the format of the model's calls"
             )
         for plugin, parser in _PLUGINS.items():
             if getattr(self, plugin) is not None and getattr(self, parser) is None:
-                raise ConfigurationError(
+                raise ArgumentError(
                     f"{plugin} needs {parser}, the name of one of the plug-in's formats"
                 )

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from taco_llm.args.flags import GATEWAY, SCHEDULER, flag
 from taco_proto.config import RedisConfig
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 _SERVICES = (GATEWAY, SCHEDULER)
 
@@ -49,26 +49,24 @@ class RedisArgs:
 
     def __post_init__(self) -> None:
         if not 0 < self.redis_timeout < math.inf:
-            raise ConfigurationError(f"redis_timeout must be above 0, got {self.redis_timeout}")
+            raise ArgumentError(f"redis_timeout must be above 0, got {self.redis_timeout}")
         if self.redis_url is None:
             if self.redis_password_file is not None:
-                raise ConfigurationError(
-                    "redis_password_file needs redis_url, the address of Redis"
-                )
+                raise ArgumentError("redis_password_file needs redis_url, the address of Redis")
             return
         try:
             parts = urlsplit(self.redis_url)
             _ = parts.port
         except ValueError:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "redis_url is not a valid URL; use redis://host:6379/0, rediss:// or unix:///path"
             ) from None
         if parts.scheme not in ("redis", "rediss", "unix"):
-            raise ConfigurationError("redis_url must begin with redis://, rediss:// or unix://")
+            raise ArgumentError("redis_url must begin with redis://, rediss:// or unix://")
         if parts.scheme == "unix" and not parts.path:
-            raise ConfigurationError("redis_url must name a socket: unix:///path")
+            raise ArgumentError("redis_url must name a socket: unix:///path")
         if self.redis_password_file is not None and parts.password is not None:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "redis_url contains a password and redis_password_file names another: give one"
             )
 

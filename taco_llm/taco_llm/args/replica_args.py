@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from taco_common.listener import EVERY_HOST
 from taco_llm.args.flags import flag
 from taco_llm.args.scheduler_args import check_at_least
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 DEFAULT_PORT = 7100
 
@@ -54,7 +54,7 @@ class ReplicaArgs:
             )
             host, port = (match[1] or match[3], int(match[2] or match[4])) if match else ("", 0)
             if host in EVERY_HOST or not 0 < port < 65536:
-                raise ConfigurationError(
+                raise ArgumentError(
                     "scheduler_listen must be host:port with a host that workers can reach, got "
                     f"{self.scheduler_listen!r}"
                 )

@@ -11,7 +11,7 @@ from taco_proto.config import (
     RedisConfig,
     SchedulerConfig,
 )
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 _SCHEDULER = (SCHEDULER,)
 
@@ -205,25 +205,25 @@ class SchedulerArgs:
         )
         for name in ("step_timeout", "worker_timeout", "worker_drain_timeout"):
             if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} must be above 0, got {getattr(self, name)}")
+                raise ArgumentError(f"{name} must be above 0, got {getattr(self, name)}")
         if (self.num_speculative_tokens or 0) > MAX_SPECULATIVE_TOKENS:
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got "
                 f"{self.num_speculative_tokens}"
             )
         if not 0 <= self.max_pinned_share <= 1:
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"max_pinned_share must be between 0 and 1, got {self.max_pinned_share}"
             )
         if not 0 <= self.scheduler_delay_factor < math.inf:
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"scheduler_delay_factor must be a number from 0 on, got "
                 f"{self.scheduler_delay_factor}"
             )
         check_at_least("apc_offload_min_access_threshold", self.apc_offload_min_access_threshold, 1)
         check_at_least("apc_offload_gpu_evictor_limit", self.apc_offload_gpu_evictor_limit, -1)
         if not self.enable_chunked_prefill:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "enable_chunked_prefill cannot be turned off: the scheduler always computes long "
                 "prompts in chunks"
             )
@@ -266,4 +266,4 @@ def check_at_least(name: str, value: int | None, low: int) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ConfigurationError(f"{name} must be an integer of at least {low}, got {value!r}")
+        raise ArgumentError(f"{name} must be an integer of at least {low}, got {value!r}")

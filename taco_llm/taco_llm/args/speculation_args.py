@@ -10,7 +10,7 @@ from taco_llm.args.flags import DRAFTER, GATEWAY, WORKER, flag
 from taco_llm.args.model_location import locate_model, suggesting
 from taco_llm.args.scheduler_args import SchedulerArgs
 from taco_proto.config import DEFAULT_FORCED_TOKENS, MAX_SPECULATIVE_TOKENS, SpeculationConfig
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 from taco_worker.quant.registry import quantization_names
 
 NGRAM = "[ngram]"
@@ -147,10 +147,10 @@ class SpeculationArgs(SchedulerArgs):
     def __post_init__(self) -> None:
         SchedulerArgs.__post_init__(self)
         if self.cpu_draft_worker and self.speculative_model in (None, NGRAM):
-            raise ConfigurationError("cpu_draft_worker needs speculative_model, a draft model")
+            raise ArgumentError("cpu_draft_worker needs speculative_model, a draft model")
         utilization = self.cpu_decoding_memory_utilization
         if utilization is not None and not 0 < utilization <= 1:
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"cpu_decoding_memory_utilization must be above 0 and at most 1, got {utilization}"
             )
         for name in (
@@ -159,9 +159,9 @@ class SpeculationArgs(SchedulerArgs):
         ):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise ConfigurationError(f"{name} must be a number from 0 on, got {value}")
+                raise ArgumentError(f"{name} must be a number from 0 on, got {value}")
         if not 0 <= self.max_forced_tokens <= MAX_SPECULATIVE_TOKENS:
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"max_forced_tokens must be an integer from 0 to {MAX_SPECULATIVE_TOKENS}, got "
                 f"{self.max_forced_tokens}"
             )
@@ -171,16 +171,16 @@ class SpeculationArgs(SchedulerArgs):
         shortest, longest = self.ngram_prompt_lookup_min, self.ngram_prompt_lookup_max
         if self.speculative_model == NGRAM:
             if longest is None:
-                raise ConfigurationError(
+                raise ArgumentError(
                     "speculative_model [ngram] needs ngram_prompt_lookup_max, at least 1"
                 )
             if not 1 <= (shortest or 1) <= longest:
-                raise ConfigurationError(
+                raise ArgumentError(
                     "ngram_prompt_lookup_min must be at least 1 and at most "
                     f"ngram_prompt_lookup_max, got {shortest} and {longest}"
                 )
         elif longest is not None or shortest is not None:
-            raise ConfigurationError(
+            raise ArgumentError(
                 "ngram_prompt_lookup_max and ngram_prompt_lookup_min need speculative_model [ngram]"
             )
 
@@ -194,7 +194,7 @@ class SpeculationArgs(SchedulerArgs):
         kind = self.speculative_kind()
         has_lookahead = self.lookahead_cache_config_dir is not None
         if has_lookahead and kind in ("ngram", "heads"):
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"lookahead_cache_config_dir and speculative_model ({kind}) both draft on the "
                 "worker: give one of them"
             )

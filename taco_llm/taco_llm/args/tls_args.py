@@ -8,7 +8,7 @@ from taco_common.listener import is_private
 from taco_common.tls import Role, check_files
 from taco_llm.args.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER, flag
 from taco_proto.config import TlsConfig
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 LOGGER = logging.getLogger("taco.cli")
 
@@ -48,7 +48,7 @@ class TlsArgs:
     def __post_init__(self) -> None:
         missing = [name for name in _NAMES if not getattr(self, name)]
         if 0 < len(missing) < len(_NAMES):
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"{missing[0]} is missing: give {', '.join(_NAMES[:-1])} and {_NAMES[-1]} "
                 "together, or none of them"
             )
@@ -68,7 +68,7 @@ class TlsArgs:
             return None
         for address in addresses:
             if address.startswith("unix:"):
-                raise ConfigurationError(
+                raise ArgumentError(
                     f"{address} is a Unix socket, which has no TLS: leave tls_ca_file, "
                     "tls_cert_file and tls_key_file out, or give host:port"
                 )
@@ -98,7 +98,7 @@ class PlaintextArgs:
         if tls is not None or is_private(listen):
             return
         if not self.allow_insecure:
-            raise ConfigurationError(
+            raise ArgumentError(
                 f"the scheduler must not listen on {listen} without TLS: anyone who reaches it "
                 "could attach a worker and read prompts. Give --tls-ca-file, --tls-cert-file and "
                 "--tls-key-file, an address on 127.0.0.1 or unix:/path, or --allow-insecure"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError, ConfigurationError
 
 SERVE_SUFFIXES = (".csv", ".json", ".png")
 OFFLINE_SUFFIXES = (".json",)
@@ -16,9 +16,7 @@ def check_suffixes(paths: Iterable[str], suffixes: tuple[str, ...]) -> None:
     """Raises ConfigurationError if a path has none of the suffixes."""
     for path in paths:
         if Path(path).suffix not in suffixes:
-            raise ConfigurationError(
-                f"output_file must end in {' or '.join(suffixes)}, got {path!r}"
-            )
+            raise ArgumentError(f"output_file must end in {' or '.join(suffixes)}, got {path!r}")
 
 
 def make_folders(paths: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from taco_llm.args.flags import flag, json_object
 from taco_llm.bench.output_files import SERVE_SUFFIXES, check_suffixes
 from taco_llm.bench.workload_args import WorkloadArgs, check_at_least, progress_flag
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
@@ -170,13 +170,13 @@ class BenchServeArgs(WorkloadArgs):
         check_at_least(self, 0, "num_warmups", "seed")
         for name in ("burstiness", "request_timeout"):
             if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
+                raise ArgumentError(f"{name} must be positive, got {getattr(self, name)}")
         if not all(rate > 0 for rate in self.request_rate):
-            raise ConfigurationError("request_rate must be positive, or inf")
+            raise ArgumentError("request_rate must be positive, or inf")
         if not all(0 < percent < 100 for percent in self.metric_percentiles):
-            raise ConfigurationError("metric_percentiles must lie between 0 and 100")
+            raise ArgumentError("metric_percentiles must lie between 0 and 100")
         if not self.endpoint.startswith("/"):
-            raise ConfigurationError(f"endpoint must begin with /, got {self.endpoint!r}")
+            raise ArgumentError(f"endpoint must begin with /, got {self.endpoint!r}")
         check_suffixes(self.output_file, SERVE_SUFFIXES)
 
     @property

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taco_llm.args.flags import flag
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class WorkloadArgs:
         check_at_least(self, LOWEST_TOKEN_ID + 1, "random_vocab_size")
         check_at_least(self, 0, "shared_prefix_len", "temperature")
         if not 0 <= self.random_range_ratio < 1:
-            raise ConfigurationError("random_range_ratio must be at least 0 and below 1")
+            raise ArgumentError("random_range_ratio must be at least 0 and below 1")
 
 
 def progress_flag() -> Any:
@@ -112,4 +112,4 @@ def check_at_least(args: object, low: float, *names: str) -> None:
     for name in names:
         value = getattr(args, name)
         if value is not None and not value >= low:
-            raise ConfigurationError(f"{name} must be at least {low}, got {value}")
+            raise ArgumentError(f"{name} must be at least {low}, got {value}")

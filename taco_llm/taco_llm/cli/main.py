@@ -11,6 +11,7 @@ from typing import Any
 
 import taco_llm
 from taco_common.logging import configure_logging, logs_json
+from taco_llm.args.flags import with_flag_names
 from taco_llm.args.parser import Parser
 from taco_llm.cli import (
     bench,
@@ -28,7 +29,7 @@ from taco_llm.cli import (
     worker,
 )
 from taco_llm.cli import license as license_command
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError, ConfigurationError
 from taco_proto.log_text import escape
 
 LOGGER = logging.getLogger("taco.cli")
@@ -98,10 +99,13 @@ def _run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except ConfigurationError as error:
+        text = str(error)
+        if isinstance(error, ArgumentError):
+            text = with_flag_names(text, parser.names())
         if logs_json():
-            LOGGER.error("%s", error)
+            LOGGER.error("%s", text)
         else:
-            print(f"{parser.prog}: error: {escape(str(error))}", file=sys.stderr)
+            print(f"{parser.prog}: error: {escape(text)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Who read the output has seen enough (`| head`). Python would flush the rest at its exit.

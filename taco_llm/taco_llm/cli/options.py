@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from taco_common.logging import configure_logging
 from taco_llm.args.compatibility import COMPATIBILITY, drop_compatibility_arguments
-from taco_llm.args.flags import add_flags, given, or_none
+from taco_llm.args.flags import add_flags, flag_name, given, or_none
 from taco_llm.args.log_args import LogArgs
 from taco_llm.args.parser import COMPATIBILITY_GROUP, Parser
 from taco_llm.cli.config_file import read_config_file
@@ -103,7 +103,7 @@ def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
         configure_logging(service_of(parser), LogArgs(**given_log).log_config())
     foreign = parser.names_in(COMPATIBILITY_GROUP)
     drop_compatibility_arguments(
-        {name: value for name, value in values.items() if name in foreign}, LOGGER
+        {name: value for name, value in values.items() if name in foreign}, LOGGER, flag_name
     )
     # The value None means the default.
     return {

@@ -7,7 +7,7 @@ from typing import Any
 from taco_llm.api_keys import keys_of
 from taco_llm.args.flags import flag
 from taco_llm.args.scheduler_args import check_at_least
-from taco_proto.errors import ConfigurationError
+from taco_proto.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class ClientArgs:
     def __post_init__(self) -> None:
         check_at_least("max_tokens", self.max_tokens, 1)
         if self.temperature is not None and not self.temperature >= 0:
-            raise ConfigurationError(f"temperature must be at least 0, got {self.temperature}")
+            raise ArgumentError(f"temperature must be at least 0, got {self.temperature}")
 
     @property
     def key(self) -> str | None:

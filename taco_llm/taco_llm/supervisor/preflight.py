@@ -44,5 +44,5 @@ def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig
             check_model(as_for_worker(drafter.model), has_weights=not replicas.on_ray)
         except ConfigurationError as error:
             name = engine.speculative_model
-            raise ConfigurationError(f"speculative_model {name}: {error}") from None
+            raise ConfigurationError(f"the speculative model {name}: {error}") from None
     return model

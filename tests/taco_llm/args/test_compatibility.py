@@ -178,7 +178,7 @@ def test_a_missing_feature_is_named(
     with pytest.raises(ConfigurationError, match=f"^{name}=.* is not available"):
         EngineArgs(model=model, **{name: MISSING[name]})
     line = error_of(["serve", model, *flags({name: MISSING[name]})], capsys)
-    assert line.startswith(f"taco_llm serve: error: {name}=")
+    assert line.startswith(f"taco_llm serve: error: --{name.replace('_', '-')}=")
     assert "is not available" in line
 
 
@@ -186,28 +186,29 @@ def test_a_missing_feature_is_named(
 def test_a_needless_argument_gets_one_line(
     name: str, model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = [f"{name} has no effect: {COMPATIBILITY[name].reason}"]
+    effect = f"has no effect: {COMPATIBILITY[name].reason}"
     with caplog.at_level("INFO"):
         EngineArgs(model=model, **{name: IGNORED[name]})
-        assert [record.getMessage() for record in caplog.records] == expected
+        assert [record.getMessage() for record in caplog.records] == [f"{name} {effect}"]
         caplog.clear()
         assert parse("worker", model, *flags({name: IGNORED[name]})) == {"model": model}
-        assert [record.getMessage() for record in caplog.records] == expected
+        flag = "--" + name.replace("_", "-")
+        assert [record.getMessage() for record in caplog.records] == [f"{flag} {effect}"]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-tp", "2"], "tensor_parallel_size=2 is not available; only 1 is"),
-        (["-pp", "2"], "pipeline_parallel_size=2 is not available; only 1 is"),
-        (["-spec-draft-tp", "2"], "speculative_draft_tensor_parallel_size=2 is not available"),
+        (["-tp", "2"], "--tensor-parallel-size=2 is not available; only 1 is"),
+        (["-pp", "2"], "--pipeline-parallel-size=2 is not available; only 1 is"),
+        (["-spec-draft-tp", "2"], "--speculative-draft-tensor-parallel-size=2 is not available"),
         (["-q", "none-such"], "-q/--quantization: 'none-such' is not available; choose from"),
         (["--load-format", "none-such"], "'none-such' is not available; choose from auto, pt"),
         (["--tokenizer-mode", "custom"], "'custom' is not available; choose from auto, slow"),
         (["--kv-cache-dtype", "float64"], "'float64' is not available; choose from auto"),
         (["--speculative-model-quantization", "none-such"], "'none-such' is not available"),
         (["-tp", "two"], "invalid int value: 'two'"),
-        (["--device", "cpu", "--block-size", "8"], "on a CPU block_size=8 is not available"),
+        (["--device", "cpu", "--block-size", "8"], "on a CPU --block-size=8 is not available"),
         (["--prot", "8000"], "did you mean --port instead of --prot?"),
         (["--max-num-seq=8"], "did you mean --max-num-seqs instead of --max-num-seq?"),
         (["--tensor-paralel-size", "2"], "did you mean --tensor-parallel-size instead of"),

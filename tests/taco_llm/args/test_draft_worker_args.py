@@ -81,7 +81,7 @@ def test_numbers_below_one_are_rejected(name: str, value: object) -> None:
     [
         (["--scheduler", "x:1"], "--speculative-model is needed"),
         (["--speculative-model", "demo-draft"], "--scheduler is needed"),
-        (["--speculative-model", "", "--scheduler", "x:1"], "speculative_model is empty"),
+        (["--speculative-model", "", "--scheduler", "x:1"], "--speculative-model is empty"),
         (["--speculative-model", "./no/where", "--scheduler", "x:1"], "does not exist"),
         (["--quantization", "none-such"], "'none-such' is not available; choose from"),
         (["--draft-backend", "cuda"], "'cuda' is not available; choose from kernels, ipex"),

@@ -71,7 +71,7 @@ def test_a_negative_index_is_rejected() -> None:
             "ftp://10.0.0.7",
             "TACO_LS_ADDR must be an address such as http://10.0.0.7:10080",
         ),
-        ("TACO_LICENSE_ID", "two words", "license_id must begin with a letter or digit"),
+        ("TACO_LICENSE_ID", "two words", "--license-id must begin with a letter or digit"),
     ],
 )
 def test_invalid_license_arguments_are_a_one_line_error(

@@ -61,7 +61,7 @@ def test_latency(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["latency", "/no/such/model"], "does not exist"),
         (["throughput", "MODEL", "--random-input-len", "900"], "maximum context length"),
         (["latency", "MODEL", "--input-len", "900"], "maximum context length"),
-        (["latency", "MODEL", "--num-iters", "0"], "num_iters must be at least 1"),
+        (["latency", "MODEL", "--num-iters", "0"], "--num-iters must be at least 1"),
         (["throughput", "MODEL", "--output-file", "x.csv"], "must end in .json"),
         (["throughput", "MODEL", "--dataset-path", "/no/file"], "cannot read the dataset"),
         (["throughput", "MODEL", "--block-size", "7"], "7 is not available"),

@@ -83,7 +83,7 @@ def test_a_failed_server_start_is_reported(script: str, tmp_path: Path) -> None:
 def test_features_that_the_server_lacks_are_rejected(tmp_path: Path) -> None:
     done = run(tmp_path, "taco_bench_server.sh", "taco_llm", tp="2")
     assert done.returncode == 2
-    assert "tensor_parallel_size=2 is not available; only 1 is" in done.stderr
+    assert "--tensor-parallel-size=2 is not available; only 1 is" in done.stderr
 
 
 def test_the_chat_template_is_that_of_llama_2() -> None:

@@ -100,13 +100,13 @@ def test_an_invalid_license_request_is_a_one_line_error(
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
         (("--data-dir", "empty/data", "--port", "0"), "cannot write in empty/data"),
         (("--data-dir", "data", "--redis-url", "redis://r"), "contradict each other"),
-        (("--redis-url", "http://r"), "redis_url must begin with redis://"),
+        (("--redis-url", "http://r"), "--redis-url must begin with redis://"),
         (("--redis-url", "redis://r?no=1", "--port", "0"), "redis://r has an unknown option"),
         (
             ("--redis-url", "redis://r", "--redis-password-file", "empty", "--port", "0"),
             "no password",
         ),
-        (("--redis-password-file", "empty"), "redis_password_file needs redis_url"),
+        (("--redis-password-file", "empty"), "--redis-password-file needs --redis-url"),
     ],
 )
 def test_a_failed_server_start_is_a_one_line_error(

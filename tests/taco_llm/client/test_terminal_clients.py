@@ -177,7 +177,7 @@ def test_a_server_without_a_model(
         (["--url", "ftp://x"], "'ftp://x' is not an http or https URL"),
         (["--url", "http://x:many"], "is not a URL"),
         (["--url", "http://127.0.0.1:1"], "cannot reach http://127.0.0.1:1/v1: Connection refused"),
-        (["--max-tokens", "0"], "max_tokens must be an integer of at least 1"),
+        (["--max-tokens", "0"], "--max-tokens must be an integer of at least 1"),
         (["--temperature", "-1"], "temperature must be at least 0"),
     ],
 )
