@@ -29,6 +29,7 @@ class ModelConfig:
         tokenizer_mode: auto, slow (transformers) or mistral (its own files).
         ignore_patterns: files of the hub that are not downloaded.
         model_loader_extra_config: options of the load format; tensorizer has tensorizer_uri.
+        merge_lora: directory or hub id of a LoRA adapter that is merged into the weights.
         dtype: auto, half, float16, bfloat16, float or float32.
         quantization: int8 (weights by column, activations by token) or None.
         quantized_activations: auto, int8 or bfloat16, before products with quantized weights on a
@@ -52,6 +53,7 @@ class ModelConfig:
     ignore_patterns: tuple[str, ...] = ()
     load_format: str = "auto"
     model_loader_extra_config: Mapping[str, Any] | None = None
+    merge_lora: str | None = None
     dtype: str = "auto"
     quantization: str | None = None
     quantized_activations: str = "auto"

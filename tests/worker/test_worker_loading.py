@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,15 @@ def test_none_for_a_gpu_or_a_model_that_cannot_be_read(model: Path, tmp_path: Pa
     assert pack_early(configuration(tmp_path / "none", device="cpu")) is None
     (model / "config.json").write_text("{}")
     assert pack_early(configuration(model, device="cpu")) is None
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_none_where_an_adapter_will_change_the_weights(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 1}')
+    config = configuration(model, device="cpu")
+    assert pack_early(config) is not None
+    wanted = replace(config.model, merge_lora=str(tmp_path))
+    assert pack_early(replace(config, model=wanted)) is None
 
 
 @pytest.mark.usefixtures("no_torch")

@@ -54,8 +54,8 @@ def pack_early(config: WorkerConfig, nodes: Path = _MEMORY_NODES) -> EarlyWeight
         return None
     try:
         model = find_checkpoint(config.model)
-        if model.files.load_format == "sharded_state":  # mapped
-            return None
+        if model.files.load_format == "sharded_state" or model.files.adapter is not None:
+            return None  # mapped, or changed while they are read
         num_bytes = matrix_bytes(config, model)
         if num_bytes < _MIN_BYTES:
             return None

@@ -22,7 +22,10 @@ from taco_proto.structured_outputs import BACKENDS
 
 LOGGER = logging.getLogger("taco.llm")
 
-LORA = "LoRA adapters are not supported: merge the adapter into the checkpoint"
+LORA = (
+    "adapters are not chosen by request; --merge-lora (merge_lora) merges one into the weights at "
+    "the start"
+)
 
 Table = TypeVar("Table")
 

@@ -10,7 +10,7 @@ from taco_llm.args.device_args import GPU_ONLY, DeviceArgs
 from taco_llm.args.flags import GATEWAY, WORKER, flag, flag_fields, json_object, not_a_choice
 from taco_llm.args.kv_tier_args import KVTierArgs
 from taco_llm.args.license_args import LicenseArgs
-from taco_llm.args.model_location import locate_model
+from taco_llm.args.model_location import locate_adapter, locate_model
 from taco_llm.args.scheduler_args import SchedulerArgs, check_at_least
 from taco_llm.args.speculation_args import SpeculationArgs
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
@@ -153,6 +153,13 @@ class EngineArgs(DeviceArgs):
         parse=json_object,
         metavar="JSON",
         is_advanced=True,
+    )
+    merge_lora: str | None = flag(
+        "LoRA adapter in PEFT's format to merge into the weights at the start: a directory or a "
+        "hub id with adapter_config.json. MODEL is its base model, unquantized. Default: none.",
+        _WORKER,
+        default=None,
+        metavar="ADAPTER",
     )
     dtype: str = flag(
         "Number format of weights and activations. auto uses the format in the checkpoint's "
@@ -374,6 +381,7 @@ class EngineArgs(DeviceArgs):
             ignore_patterns=self.ignore_patterns,
             load_format=self.load_format,
             model_loader_extra_config=self.model_loader_extra_config,
+            merge_lora=None if self.merge_lora is None else locate_adapter(self.merge_lora),
             dtype=self.dtype,
             quantization=(
                 "bitsandbytes" if self.load_format == "bitsandbytes" else self.quantization

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from taco_demo.locate import BUNDLED_MODELS, find_model
-from taco_llm.args.compatibility import LORA
 from taco_proto.errors import ConfigurationError
 from taco_worker.quant.gguf.checkpoint import is_gguf, only_model
 from taco_worker.quant.gguf.model_directory import model_directory
@@ -74,7 +73,10 @@ def locate_model(
     if bundled is not None:
         return str(bundled)
     if what == "model" and (directory / "adapter_config.json").is_file():
-        raise ConfigurationError(f"model path {name!r} is a LoRA adapter, not a model; {LORA}")
+        raise ConfigurationError(
+            f"model path {name!r} is a LoRA adapter, not a model: give its base model, and the "
+            "adapter with --merge-lora (merge_lora)"
+        )
     if directory.is_dir():
         raise ConfigurationError(f"{what} path {name!r} contains no {needed[0]}")
     if directory.exists():
@@ -89,6 +91,12 @@ def locate_model(
             f"{what} path {name!r} does not exist; give a directory, a hub id or a bundled model"
         )
     return name
+
+
+def locate_adapter(name: str) -> str:
+    """The absolute path of an adapter's directory, or `name` itself if it can be a hub id."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
 
 
 @contextmanager

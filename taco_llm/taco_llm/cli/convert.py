@@ -13,6 +13,7 @@ from taco_proto.errors import ConfigurationError
 # Fields of `EngineArgs` that decide where weights come from and how they are packed.
 _FLAGS = (
     *("revision", "download_dir", "ignore_patterns", "load_format", "config_format"),
+    "merge_lora",
     *("dtype", "quantization", "quantized_activations", "quantize_lm_head"),
 )
 

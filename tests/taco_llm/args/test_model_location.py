@@ -134,7 +134,7 @@ def test_kind_that_a_repository_lacks(name: str, message: str, tmp_path: Path) -
 def test_lora_adapter(tmp_path: Path) -> None:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / name).touch()
-    line = "is a LoRA adapter, not a model; LoRA adapters are not supported: merge the adapter into"
+    line = "is a LoRA adapter, not a model: give its base model, and the adapter with --merge-lora"
     with pytest.raises(ConfigurationError, match=line):
         locate_model(str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"contains no tokenizer\.json"):

@@ -9,6 +9,8 @@ from pathlib import Path
 from taco_proto.config import WorkerConfig
 from taco_worker.layers.rotary import attention_factor, inverse_frequencies
 from taco_worker.models.config_reading import config_file
+from taco_worker.models.lora.adapter import adapter_file
+from taco_worker.models.lora.settings import SETTINGS_FILE
 from taco_worker.models.rope import exact_length
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_files import CheckpointFiles, find_weight_files
@@ -51,7 +53,11 @@ def fingerprint(
     if wanted.load_format == "dummy":
         digest.update(f"dummy {wanted.seed}".encode())
     else:
-        for file in find_weight_files(checkpoint):
+        files = find_weight_files(checkpoint)
+        if checkpoint.adapter is not None:
+            adapter = checkpoint.adapter
+            files = [*files, adapter / SETTINGS_FILE, adapter_file(adapter)]
+        for file in files:
             digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
             _add_samples(digest, file)
     return digest.digest()

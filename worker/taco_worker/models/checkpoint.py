@@ -9,6 +9,8 @@ from taco_worker.models.code_segments import code_segments
 from taco_worker.models.config import ModelConfig, load_hf_config
 from taco_worker.models.hub import resolve_model
 from taco_worker.models.load_format import load_format_of, tensorizer_file_of
+from taco_worker.models.lora.adapter import check_mergeable
+from taco_worker.models.lora.locating import resolve_adapter
 
 
 def find_checkpoint(wanted: WantedModel) -> ModelConfig:
@@ -33,6 +35,10 @@ def read_checkpoint(wanted: WantedModel, directory: Path) -> ModelConfig:
     Raises:
         ValueError: the configuration of the model cannot be read, or `wanted` contradicts it.
     """
+    adapter = None
+    if wanted.merge_lora is not None:
+        download_dir = None if wanted.download_dir is None else Path(wanted.download_dir)
+        adapter = resolve_adapter(wanted.merge_lora, download_dir)
     config = load_hf_config(
         directory,
         rope_scaling=wanted.rope_scaling,
@@ -43,7 +49,9 @@ def read_checkpoint(wanted: WantedModel, directory: Path) -> ModelConfig:
         quantization=wanted.quantization,
         load_format=load_format_of(wanted),
         tensorizer_file=tensorizer_file_of(wanted),
+        adapter=adapter,
     )
+    check_mergeable(config)
     online = config.online_quantization
     if online is not None and not code_segments(config.plan, None, online):
         raise ValueError(

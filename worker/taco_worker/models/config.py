@@ -80,6 +80,7 @@ def load_hf_config(
     quantization: str | None = None,
     load_format: LoadFormat = "auto",
     tensorizer_file: Path | None = None,
+    adapter: Path | None = None,
 ) -> ModelConfig:
     """Read a model directory's configuration.
 
@@ -92,6 +93,7 @@ def load_hf_config(
         quantization: the method, as `--quantization` takes it; None: the checkpoint's own.
         load_format, tensorizer_file: of the weight files, whose headers tell what is quantized;
             auto finds converted weights too.
+        adapter: directory of a LoRA adapter that is merged into the weights.
 
     Raises:
         ValueError: a file is missing, is not JSON or lacks a field, the architecture has no
@@ -100,7 +102,7 @@ def load_hf_config(
     """
     if load_format == "auto" and is_converted(model_dir):
         load_format = "sharded_state"
-    files = CheckpointFiles(model_dir, load_format, tensorizer_file)
+    files = CheckpointFiles(model_dir, load_format, tensorizer_file, adapter)
     file = config_file(model_dir, config_format)
     try:
         hf_config = read_hf_config(file, hf_overrides)

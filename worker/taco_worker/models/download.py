@@ -22,6 +22,7 @@ _TOKENIZER_PATTERNS = ["*.json", "*.txt", "*.model", "*.model.v[0-9]*", "*.tikto
 _CONFIG_PATTERNS = [*_TOKENIZER_PATTERNS, "*.jinja"]
 _SAFETENSORS_PATTERNS = ["*.safetensors"]
 _CONSOLIDATED_PATTERNS = [f"{WEIGHTS_PREFIX}*.safetensors"]
+_ADAPTER_PATTERNS = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"]
 _STATE_DICT_PATTERNS = ["*.bin", "medusa_lm_head.pt"]
 # Not downloaded: other layouts of the same weights (folders, consolidated files), training files.
 _CONSOLIDATED = f"{WEIGHTS_PREFIX}*"
@@ -65,6 +66,14 @@ def download_tokenizer(name: str, revision: str | None, download_dir: Path | Non
         return _download(name, _TOKENIZER_PATTERNS, _IGNORED_PATTERNS, revision, download_dir)
     except Exception as error:
         raise ValueError(explain_hub_error(error, name, revision)) from None
+
+
+def download_adapter(name: str, download_dir: Path | None) -> Path:
+    """Download a LoRA adapter in PEFT's format; raises as `resolve_adapter` does."""
+    try:
+        return _download(name, _ADAPTER_PATTERNS, _IGNORED_PATTERNS, None, download_dir)
+    except Exception as error:
+        raise ValueError(explain_hub_error(error, name, None)) from None
 
 
 def download_config(model: str, revision: str | None, download_dir: Path | None) -> Path:

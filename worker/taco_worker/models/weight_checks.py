@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.converted.header import read_header
+from taco_worker.models.lora.adapter import read_adapter
 from taco_worker.models.tensor_check import TensorCheck
 from taco_worker.models.weight_files import find_weight_files, stored_tensors
 from taco_worker.models.weight_sources import WeightSources
@@ -38,3 +39,5 @@ def check_weight_files(config: ModelConfig) -> None:
             elif not (sources.is_extra(name) or sources.may_be_zero_bias(name)):
                 check.add_unexpected(stored_name)
     check.raise_for(sources.missing(check.found))
+    if config.files.adapter is not None:
+        read_adapter(config.files.adapter, config.plan, sources).check_found(check.found)

@@ -48,11 +48,13 @@ class CheckpointFiles:
             (.bin), "npcache" (.bin, kept as NumPy files), "dummy" (random weights; no file is
             read), or the format of other files.
         tensorizer_file: of "tensorizer"; None: model.tensors in `directory`.
+        adapter: directory of a LoRA adapter that is merged into the weights, if any.
     """
 
     directory: Path
     load_format: LoadFormat = "auto"
     tensorizer_file: Path | None = None
+    adapter: Path | None = None
 
 
 def find_weight_files(checkpoint: CheckpointFiles) -> list[Path]:

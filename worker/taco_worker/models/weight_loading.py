@@ -10,6 +10,8 @@ from torch import Tensor
 
 from taco_common.progress import Progress
 from taco_worker.models.config import ModelConfig
+from taco_worker.models.lora.adapter import read_adapter
+from taco_worker.models.lora.merging import AdapterMerger
 from taco_worker.models.numpy_cache import is_numpy_file, iterate_numpy_file, numpy_files
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.quantized_matrices import QuantizedMatrices, QuantizingSink
@@ -40,21 +42,28 @@ def load_weights(sink: WeightSink, config: ModelConfig, *, seed: int = 0) -> Non
     files = find_weight_files(config.files)
     if load_format == "npcache":
         files = numpy_files(files)
-    load_plans([(sink, config.plan)], files, config.quantization)
+    load_plans([(sink, config.plan)], files, config.quantization, config.files.adapter)
 
 
 def load_plans(
     parts: Sequence[tuple[WeightSink, ModelPlan]],
     files: Sequence[Path],
     quantization: Quantization | None = None,
+    adapter: Path | None = None,
 ) -> None:
     """Load the weights of plans that share one checkpoint, and its `TensorNames`.
+
+    Args:
+        adapter: directory of a LoRA adapter for the first plan, which is merged into its weights.
 
     Raises:
         ValueError: files are damaged, or their tensors are not exactly those of the plans.
     """
     sources = [(sink, WeightSources(plan, quantization)) for sink, plan in parts]
     first = sources[0][1]
+    merger = None
+    if adapter is not None:
+        merger = AdapterMerger(read_adapter(adapter, parts[0][1], first))
     check = TensorCheck(files[0].parent)
     matrices = QuantizedMatrices()
     with Progress("loading weights", sum(file.stat().st_size for file in files)) as progress:
@@ -74,6 +83,8 @@ def load_plans(
                 [fill for _, fill in fills],
                 file,
             ):
+                if merger is not None:
+                    tensor = merger.merged(name, tensor)
                 for sink, fill in fills:
                     if fill.matrix is None:
                         sink.put(fill.parameter, fill.start, fill.rows(tensor), fill.expert)
@@ -82,6 +93,8 @@ def load_plans(
             progress.advance(tensor.nbytes)
     check.raise_for({name for _, one in sources for name in one.missing(check.found)})
     matrices.finish()
+    if merger is not None:
+        merger.finish()
 
 
 def _tensors(files: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, Tensor]]]:

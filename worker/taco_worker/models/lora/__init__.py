@@ -1,0 +1,1 @@
+"""LoRA adapters that are merged into the weights of a model at load."""

@@ -1,0 +1,98 @@
+"""Reads the adapter_config.json of a LoRA adapter in PEFT's format."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from taco_common.json_file import read_json_object
+
+SETTINGS_FILE = "adapter_config.json"
+
+# Fields that change what an adapter computes, in ways that a merge of B·A does not cover.
+_UNSUPPORTED = (
+    *("use_dora", "use_qalora", "lora_bias", "target_parameters", "trainable_token_indices"),
+    *("layer_replication", "alora_invocation_tokens", "arrow_config", "velora_config"),
+)
+# Initializations of training that also change the base weights; others are of A and B alone.
+_KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
+# A key of `alpha_pattern` is the end of a module's name, or one of the names a|b.
+_PATTERN = re.compile(r"\^?[\w.|]+\$?")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """How the matrices A [rank, in] and B [out, rank] of a module change its weight.
+
+    Attributes:
+        alpha: the numerator of the factor of B·A.
+        alphas: other numerators, by the end of a module's name.
+        has_root: the denominator is the root of the rank, not the rank (rsLoRA, Kalajdzievski
+            2023).
+    """
+
+    alpha: float
+    alphas: Mapping[str, float]
+    has_root: bool
+
+    def scale(self, module: str, rank: int) -> float:
+        """The factor of B·A for a module of this name (Hu et al. 2021)."""
+        alpha = self.alpha
+        for end, value in self.alphas.items():
+            if module == end or module.endswith(f".{end}"):
+                alpha = value
+                break
+        return alpha / (math.sqrt(rank) if self.has_root else rank)
+
+
+def read_settings(directory: Path) -> LoraSettings:
+    """Read the settings of the adapter in `directory`.
+
+    Raises:
+        ValueError: there are none, they are not those of a LoRA adapter, or ask for something that
+            a merge does not cover.
+    """
+    file = directory / SETTINGS_FILE
+    try:
+        fields = read_json_object(file)
+    except FileNotFoundError:
+        raise ValueError(f"{directory} is no LoRA adapter: it has no {SETTINGS_FILE}") from None
+    if (kind := fields.get("peft_type", "LORA")) != "LORA":
+        raise ValueError(f"{file}: peft_type {kind!r:.100} is not supported, only LORA")
+    for name in _UNSUPPORTED:
+        if fields.get(name):
+            raise ValueError(f"{file}: {name} {fields[name]!r:.100} is not supported")
+    init = fields.get("init_lora_weights")
+    if init not in _KEEPS_BASE:
+        raise ValueError(
+            f"{file}: init_lora_weights {init!r:.100} is not supported: it changes the weights of "
+            "the base model"
+        )
+    if (bias := fields.get("bias", "none")) not in ("none", "all", "lora_only"):
+        raise ValueError(f"{file}: bias {bias!r:.100} is not supported")
+    alpha = _number(file, "lora_alpha", fields.get("lora_alpha"))
+    return LoraSettings(alpha, _alphas(file, fields), bool(fields.get("use_rslora", False)))
+
+
+def _alphas(file: Path, fields: Mapping[str, Any]) -> Mapping[str, float]:
+    patterns = fields.get("alpha_pattern") or {}
+    if not isinstance(patterns, Mapping):
+        raise ValueError(f"{file}: alpha_pattern must be an object, not {patterns!r:.100}")
+    alphas: dict[str, float] = {}
+    for pattern, value in patterns.items():
+        if not _PATTERN.fullmatch(pattern):
+            raise ValueError(f"{file}: alpha_pattern {pattern!r:.100} is not the name of a module")
+        number = _number(file, "alpha_pattern", value)
+        alphas |= dict.fromkeys(pattern.strip("^$").split("|"), number)
+    return MappingProxyType(alphas)
+
+
+def _number(file: Path, name: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise ValueError(f"{file}: {name} must be a number, not {value!r:.100}")
