@@ -310,6 +310,18 @@ def test_special_tokens_in_arguments_stay_plain_text(
     assert text_of(ids) == arguments
 
 
+@pytest.mark.parametrize(("content", "shown"), [(None, "why"), ("text", "")])
+def test_reasoning_is_the_thinking_of_messages_without_content(
+    any_template: ChatPromptEncoder, content: str | None, shown: str
+) -> None:
+    """The template of gpt-oss reads it there, and raises an error if there is content too."""
+    ids = any_template.encode(
+        [{"role": "assistant", "content": content, "reasoning_content": "why"}],
+        chat_template="{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}",
+    )
+    assert text_of(ids) == f"{shown}|why"
+
+
 @pytest.mark.parametrize("none", [{}, {"tool_calls": []}, {"tool_calls": None}])
 def test_no_calls_are_no_field(any_template: ChatPromptEncoder, none: dict[str, Any]) -> None:
     ids = any_template.encode(

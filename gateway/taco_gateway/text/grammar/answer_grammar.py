@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from taco_gateway.text.grammar.answer_rules import AnswerRules, ReasoningRules
 from taco_gateway.text.grammar.call_grammar import CallGrammar
+from taco_gateway.text.grammar.channel_grammar import channel_answer
 from taco_gateway.text.grammar.free_text import Branch, FreeText, Reading
 from taco_gateway.text.grammar.lark_builder import (
     CONTENT,
@@ -26,8 +27,9 @@ def answer_grammar(rules: AnswerRules, *, has_content: bool) -> LarkGrammar:
         ConstraintError: the formats of calls and reasoning cannot express the rules.
     """
     lark = LarkBuilder(rules.markers)
-    start = _Answer(lark, rules, has_content).expression()
-    return lark.grammar(start)
+    if rules.channels is not None:
+        return lark.grammar(channel_answer(lark, rules, rules.channels, has_content))
+    return lark.grammar(_Answer(lark, rules, has_content).expression())
 
 
 def reasoning_budget(rules: AnswerRules) -> TokenBudget | None:

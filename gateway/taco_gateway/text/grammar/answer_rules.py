@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from taco_gateway.text.grammar.canonical import ConstraintError
+from taco_gateway.text.response.channel_format import ChannelFormat
 from taco_gateway.text.response.formats import ReasoningFormat, ToolFormat
 
 
@@ -107,6 +108,18 @@ class ReasoningRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelRules:
+    """An answer of several messages, each for a channel.
+
+    Attributes:
+        in_content: the prompt ends inside the message with the content.
+    """
+
+    format: ChannelFormat
+    in_content: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRules:
     """The parts of an answer, in their order: reasoning, then content or calls.
 
@@ -116,6 +129,7 @@ class AnswerRules:
         end_ids: tokens that end the answer.
         vocab_size: number of token ids.
         reasoning, calls: None: the answer has none, or they are free text.
+        channels: None: the parts follow each other without headers.
     """
 
     markers: Mapping[str, int] = field(default_factory=dict)
@@ -124,6 +138,7 @@ class AnswerRules:
     vocab_size: int = 0
     reasoning: ReasoningRules | None = None
     calls: CallRules | None = None
+    channels: ChannelRules | None = None
 
 
 def param_of(place: str) -> str:

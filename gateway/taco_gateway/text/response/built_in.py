@@ -14,6 +14,8 @@ from taco_gateway.text.response.formats import (
     ToolFormat,
 )
 
+CHANNEL_TOOLS, CHANNEL_REASONING = "openai", "openai_gptoss"
+
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(opens=("<tool_call>",), closes=("</tool_call>",), json_call=JsonCall()),
     "mistral": ToolFormat(

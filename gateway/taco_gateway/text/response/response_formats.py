@@ -9,10 +9,17 @@ from taco_gateway.text.grammar.answer_rules import (
     AnswerRules,
     AnswerWish,
     CallRules,
+    ChannelRules,
     ReasoningRules,
     ids_without_text,
 )
-from taco_gateway.text.response.built_in import REASONING_FORMATS, TOOL_FORMATS
+from taco_gateway.text.response.built_in import (
+    CHANNEL_REASONING,
+    CHANNEL_TOOLS,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+)
+from taco_gateway.text.response.channel_format import HARMONY, ChannelFormat
 from taco_gateway.text.response.formats import ReasoningFormat, ToolFormat
 from taco_gateway.text.response.marker_tokens import MarkerTokens
 from taco_gateway.text.response.plugins import Reasoning, Tools, load_reasoning, load_tools
@@ -63,7 +70,7 @@ class ResponseFormats:
     ) -> None:
         self._tokenizer = tokenizer
         template = None if tokenizer is None else tokenizer.settings.response_template
-        tools: dict[str, Tools] = {**TOOL_FORMATS}
+        tools: dict[str, Tools | ChannelFormat] = {**TOOL_FORMATS, CHANNEL_TOOLS: HARMONY}
         if tool_plugin is not None:
             tools |= load_tools(tool_plugin)
         hidden = frozenset[str]()
@@ -72,19 +79,25 @@ class ResponseFormats:
             hidden = frozenset(
                 t for t, number in tokenizer.added_tokens.items() if number in special
             )
-        self._tools = _chosen(
+        chosen_tools = _chosen(
             "--tool-call-parser", tools, tool_parser, partial(tool_format, hidden=hidden), template
         )
-        reasoning: dict[str, Reasoning] = {**REASONING_FORMATS}
+        reasoning: dict[str, Reasoning | ChannelFormat] = {
+            **REASONING_FORMATS,
+            CHANNEL_REASONING: HARMONY,
+        }
         if reasoning_plugin is not None:
             reasoning |= load_reasoning(reasoning_plugin)
-        self._reasoning = _chosen(
+        chosen_reasoning = _chosen(
             "--reasoning-parser",
             reasoning,
             reasoning_parser,
             partial(reasoning_format, hidden=hidden),
             template,
         )
+        self._tools, self._reasoning, self._channels = _parts(chosen_tools, chosen_reasoning)
+        if self._channels is not None and tokenizer is not None:
+            _check_tokens(self._channels, tokenizer)
         self._markers: dict[bool, MarkerTokens] = {}
 
     @property
@@ -114,12 +127,15 @@ class ResponseFormats:
         if self._tokenizer is None or (tools is None and self._reasoning is None):
             return None
         prompt_end = self._prompt_end(self._tokenizer, prompt_token_ids)
+        stage = self._stage(prompt_end, continued)
         return ParserOptions(
             markers=self._marker_tokens(self._tokenizer, skip_special_tokens),
             reasoning=self._reasoning,
             tools=tools,
+            channels=self._channels,
             schemas=schemas,
-            starts_inside_reasoning=self._stage(prompt_end, continued) is _Stage.INSIDE,
+            starts_inside_reasoning=stage is _Stage.INSIDE,
+            starts_inside_content=stage is _Stage.AFTER,
             prompt_end=prompt_end,
             max_calls=max_calls,
             calls_begin_answer=content_is_constrained,
@@ -156,7 +172,16 @@ class ResponseFormats:
             vocab_size=self._tokenizer.vocab_size,
             reasoning=reasoning,
             calls=calls,
+            channels=self._channel_rules(prompt_token_ids, continued),
         )
+
+    def _channel_rules(
+        self, prompt_token_ids: Sequence[int], continued: str | None
+    ) -> ChannelRules | None:
+        if self._channels is None or self._tokenizer is None:
+            return None
+        stage = self._stage(self._prompt_end(self._tokenizer, prompt_token_ids), continued)
+        return ChannelRules(format=self._channels, in_content=stage is _Stage.AFTER)
 
     def _call_rules(self, wish: AnswerWish) -> CallRules | None:
         """Raises InvalidParameterError: the calls need a grammar, and the format has none."""
@@ -250,7 +275,7 @@ class ResponseFormats:
         return tokenizer.decode(tail, skip_special_tokens=False)
 
     def _literals(self) -> tuple[str, ...]:
-        literals: tuple[str, ...] = ()
+        literals = () if self._channels is None else self._channels.literals()
         for form in (self._tools, self._reasoning):
             if isinstance(form, type):
                 literals += form.markers
@@ -260,6 +285,8 @@ class ResponseFormats:
 
     def _stage(self, prompt_end: str, continued: str | None) -> _Stage:
         """Where the answer begins. In a message that it continues, the last marker tells."""
+        if self._channels is not None:
+            return _stage_of_channels(self._channels, prompt_end, continued)
         form = self._reasoning
         if not isinstance(form, ReasoningFormat):
             return _Stage.BEFORE
@@ -271,6 +298,47 @@ class ResponseFormats:
             return _Stage.AFTER
         is_open = form.starts_inside or prompt_end.endswith(form.opens)
         return _Stage.INSIDE if is_open else _Stage.BEFORE
+
+
+def _stage_of_channels(form: ChannelFormat, prompt_end: str, continued: str | None) -> _Stage:
+    if continued is not None:
+        return _Stage.AFTER
+    if prompt_end.endswith(form.reasoning_header):
+        return _Stage.INSIDE
+    is_begun = _last((form.message,), prompt_end) > _last((form.start, form.end), prompt_end)
+    return _Stage.AFTER if is_begun else _Stage.BEFORE
+
+
+def _parts(
+    tools: Tools | ChannelFormat | None, reasoning: Reasoning | ChannelFormat | None
+) -> tuple[Tools | None, Reasoning | None, ChannelFormat | None]:
+    """The formats of calls and of reasoning, and that of channels if the answer has them.
+
+    Channels for calls are channels for reasoning too, since both are in the headers of messages.
+
+    Raises:
+        ConfigurationError: one of the formats has channels, and the other one has none.
+    """
+    if isinstance(tools, ChannelFormat):
+        if reasoning is None or isinstance(reasoning, ChannelFormat):
+            return tools.call, tools.reasoning, tools
+    elif not isinstance(reasoning, ChannelFormat):
+        return tools, reasoning, None
+    elif tools is None:
+        return None, reasoning.reasoning, reasoning
+    raise ConfigurationError(
+        f"--tool-call-parser {CHANNEL_TOOLS} and --reasoning-parser {CHANNEL_REASONING} are for "
+        "the same models: give both, or one of them alone"
+    )
+
+
+def _check_tokens(channels: ChannelFormat, tokenizer: Tokenizer) -> None:
+    """Raises ConfigurationError if the vocabulary lacks the tokens of the headers."""
+    if missing := [token for token in channels.tokens if token not in tokenizer.added_tokens]:
+        raise ConfigurationError(
+            f"--tool-call-parser {CHANNEL_TOOLS} and --reasoning-parser {CHANNEL_REASONING} are "
+            f"for gpt-oss: the model's tokenizer has no token {', '.join(missing)}"
+        )
 
 
 def _last(markers: Sequence[str], text: str) -> int:

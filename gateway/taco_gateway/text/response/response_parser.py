@@ -10,6 +10,8 @@ from taco_gateway.text.response.call_readers import (
     NamedCallReader,
     TaggedCallReader,
 )
+from taco_gateway.text.response.channel_format import ChannelFormat, MessageKind
+from taco_gateway.text.response.channel_reading import ChannelReader
 from taco_gateway.text.response.cursor import Cursor, NotACallError, Texts
 from taco_gateway.text.response.formats import ReasoningFormat, ToolFormat
 from taco_gateway.text.response.marker_tokens import MarkedText, MarkerTokens
@@ -28,7 +30,9 @@ class ParserOptions:
         reasoning: a description or a plug-in's class; None: the model's reasoning is content.
         tools: a description or a plug-in's class; None: calls are content.
         schemas: the JSON schema of the parameters of each tool, by name.
+        channels: the answer consists of messages for channels; None: its parts follow each other.
         starts_inside_reasoning: the prompt has opened the reasoning.
+        starts_inside_content: the prompt has begun a message with content, if there are channels.
         prompt_end: text of the last tokens of the prompt, for a class.
         max_calls: the answer ends with this call; None: no limit.
         calls_begin_answer: text that does not begin with a call is content, whatever follows.
@@ -37,8 +41,10 @@ class ParserOptions:
     markers: MarkerTokens
     reasoning: ReasoningFormat | type[ReasoningParser] | None = None
     tools: ToolFormat | type[ToolParser] | None = None
+    channels: ChannelFormat | None = None
     schemas: Mapping[str, Any] = field(default_factory=dict)
     starts_inside_reasoning: bool = False
+    starts_inside_content: bool = False
     prompt_end: str = ""
     max_calls: int | None = None
     calls_begin_answer: bool = False
@@ -117,8 +123,12 @@ class ResponseParser:
                 self._run = None
 
     def _parse(self) -> Generator[None, None, None]:
-        yield from self._read_reasoning()
         answer, tools = self._answer, self._options.tools
+        if self._options.channels is not None:
+            yield from self._read_channels(self._options.channels)
+            answer.content.end()
+            return
+        yield from self._read_reasoning()
         if isinstance(tools, type):
             yield from read_answer(tools, self._options.schemas, self._source(), answer)
         elif tools is not None:
@@ -126,6 +136,28 @@ class ResponseParser:
         else:
             yield from self._cursor.until(Texts(()), answer.content.add)
         answer.content.end()
+
+    def _read_channels(self, form: ChannelFormat) -> Generator[None, None, None]:
+        def set_in_reasoning(value: bool) -> None:
+            self.in_reasoning = value
+            if not value:
+                self._num_undecided = None
+
+        first = None
+        if self.in_reasoning:
+            first = MessageKind.REASONING
+        elif self._options.starts_inside_content:
+            first = MessageKind.CONTENT
+        reader = ChannelReader(
+            form,
+            self._cursor,
+            self._answer,
+            self._options.markers,
+            set_in_reasoning,
+            first=first,
+            parses_calls=self._options.tools is not None,
+        )
+        yield from reader.read()
 
     def _read_reasoning(self) -> Generator[None, None, None]:
         form = self._options.reasoning
@@ -279,8 +311,8 @@ class _Call:
         self._answer = answer
         self._cursor = cursor
 
-    def open(self, name: str) -> None:
-        self._answer.open_call(name)
+    def open(self, name: str, own_id: str = "") -> None:
+        self._answer.open_call(name, own_id)
         self._cursor.record = None
 
     def arguments(self, fragment: str) -> None:
