@@ -24,7 +24,8 @@ class Router:
     index is first, and NaN is the greatest score. The kinds:
 
     - "softmax": a weight is the expert's probability among all experts (Qwen2Moe, OLMoE,
-      DeepSeek-V2); with `renormalize` among the chosen ones (Mixtral).
+      DeepSeek-V2); with `renormalize` among the chosen ones (Mixtral). The choice may add a bias
+      per expert to the probabilities (ERNIE 4.5).
     - "softmax_topk": the softmax over the chosen logits (GPT-OSS, GraniteMoE).
     - "sigmoid": a weight is the logit's sigmoid. The choice adds a bias per expert to the scores
       (DeepSeek-V3, GLM-4-MoE).
@@ -86,3 +87,8 @@ class Router:
             raise ValueError(f"the jitter of a router must be 0 or above, not {self.jitter}")
         if self.kind == "sparsemixer" and (self.top_k != 2 or self.renormalize):
             raise ValueError("sparsemixer chooses two experts and does not renormalize")
+
+    @property
+    def can_have_bias(self) -> bool:
+        """Whether a bias may be added to the scores for the choice."""
+        return self.kind in ("softmax", "sigmoid")

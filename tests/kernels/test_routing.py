@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe as ernie4_5_moe
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.granitemoe import modeling_granitemoe as granitemoe
@@ -99,6 +100,15 @@ def of_deepseek_v3(
     return oracle, Router("sigmoid", NUM_EXPERTS, 4, renormalize, 2.5, *groups, "sum_of_two")
 
 
+def of_ernie() -> tuple[nn.Module, Router]:
+    oracle = built(ernie4_5_moe, "Ernie4_5_MoeTopKRouter", num_experts_per_tok=4)
+    bias = 0.1 * numbers(NUM_EXPERTS, seed=7)
+    state = oracle.state_dict()
+    oracle.load_state_dict(state | {"moe_statics.e_score_correction_bias": bias[None]})
+    oracle.register_buffer("e_score_correction_bias", bias)
+    return oracle, Router("softmax", NUM_EXPERTS, 4, renormalize=True)
+
+
 def of_phimoe(jitter: float) -> tuple[nn.Module, Router]:
     oracle = built(
         phimoe,
@@ -124,6 +134,7 @@ def of_phimoe(jitter: float) -> tuple[nn.Module, Router]:
         of_deepseek_v3(deepseek_v3, "DeepseekV3", (4, 2), True),
         of_deepseek_v3(deepseek_v3, "DeepseekV3", (1, 1), False),
         of_deepseek_v3(glm4_moe, "Glm4Moe", (2, 1), True),
+        of_ernie(),
         of_phimoe(0.01),
         of_phimoe(0.4),
     ],
@@ -200,5 +211,5 @@ def test_error_names_the_contradiction(fields: dict[str, Any], message: str) -> 
 def test_refuses_other_logits_and_biases() -> None:
     with pytest.raises(ValueError, match=r"\[rows, 4\], not \[2, 5\]"):
         route(torch.zeros(2, 5), Router("softmax", 4, 1))
-    with pytest.raises(ValueError, match="softmax router cannot use a bias"):
-        route(torch.zeros(2, 4), Router("softmax", 4, 1), torch.zeros(4))
+    with pytest.raises(ValueError, match="softmax_topk router cannot use a bias"):
+        route(torch.zeros(2, 4), Router("softmax_topk", 4, 1), torch.zeros(4))

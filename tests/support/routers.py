@@ -5,6 +5,11 @@ from torch import Tensor
 
 from taco_kernels.router import Router
 
+# Softmax routers that have a bias: as in ERNIE 4.5, and with other options.
+_BIASED = (
+    Router("softmax", 64, 6, renormalize=True),
+    Router("softmax", 24, 5, scale=1.5, num_groups=4, top_groups=2),
+)
 # As in OLMoE, Mixtral, GPT-OSS, DeepSeek-V2, DeepSeek-V3, GLM-4-MoE and PhiMoE; then odd sizes.
 ROUTERS = (
     Router("softmax", 64, 8),
@@ -19,6 +24,7 @@ ROUTERS = (
     Router("sigmoid", 21, 4, False, 1.0, 7, 5, "sum_of_two"),
     Router("sigmoid", 6, 3, num_groups=3, top_groups=2, group_score="sum_of_two"),
     Router("softmax_topk", 40, 33),
+    *_BIASED,
 )
 
 
@@ -35,8 +41,8 @@ def tied_logits(router: Router, num_rows: int, seed: int = 0) -> Tensor:
 
 
 def bias_of(router: Router) -> Tensor | None:
-    """float32 [num_experts] for a sigmoid router, with ties."""
-    if router.kind != "sigmoid":
+    """float32 [num_experts] for a router with a bias, with ties."""
+    if router.kind != "sigmoid" and router not in _BIASED:
         return None
     generator = torch.Generator().manual_seed(router.num_experts)
     return torch.randn(router.num_experts, generator=generator).round(decimals=1)

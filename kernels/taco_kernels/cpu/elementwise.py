@@ -28,7 +28,7 @@ FUNCTIONS = {
     "silu_for_bf16": 21,
 }
 NORM_KINDS = ("rms", "layer")
-_ROW_OPS = ("add", "scale", "cap", "clip", "gate")
+_ROW_OPS = ("add", "scale", "cap", "clip", "gate", "xielu")
 
 
 def apply_function(kernels: CpuKernels, name: str, x: Tensor) -> Tensor:
@@ -120,6 +120,11 @@ def clip_rows(kernels: CpuKernels, x: Tensor, limit: float) -> None:
 def gate_rows(kernels: CpuKernels, x: Tensor, gate: Tensor) -> None:
     """x *= sigmoid(gate); gate [num_rows, size] or [num_rows, 1]."""
     _apply(kernels, "gate", x, 0.0, gate, 1 if gate.shape[-1] == 1 else x.shape[-1])
+
+
+def xielu_rows(kernels: CpuKernels, x: Tensor, weight: Tensor) -> None:
+    """x = xIELU(x); weight: float32 [4], as of the reference."""
+    _apply(kernels, "xielu", x, 0.0, weight.expand(len(x), 4), 4)
 
 
 def _apply(

@@ -43,6 +43,7 @@ OP_KINDS = (
     "head_linear",
     "head_copy",
     "input",
+    "xielu",
 )
 MAX_BUFFERS = 64  # csrc/program/scratch.h
 

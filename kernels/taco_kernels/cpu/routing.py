@@ -19,7 +19,7 @@ def route(
 
     Args:
         logits: float32 [num_rows, num_experts], each row contiguous.
-        bias: float32 [num_experts], contiguous, added to a sigmoid router's scores.
+        bias: float32 [num_experts], contiguous, added to the scores for the choice.
 
     Returns:
         Expert ids, int32 [num_rows, top_k], best first, and their weights, float32.
@@ -38,7 +38,7 @@ def route(
             f"{logits.dtype} {list(logits.shape)}"
         )
     if bias is not None:
-        if router.kind != "sigmoid":
+        if not router.can_have_bias:
             raise ValueError(f"a {router.kind} router cannot use a bias")
         if (
             bias.dtype != torch.float32

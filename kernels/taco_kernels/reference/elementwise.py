@@ -24,6 +24,20 @@ def clip(x: Tensor, limit: float) -> Tensor:
     return x.clamp(-limit, limit)
 
 
+def xielu(x: Tensor, weight: Tensor) -> Tensor:
+    """xIELU (Huang and Schlag 2024).
+
+    Args:
+        weight: [4]: positive, negative, beta, eps. The activation is positive * x^2 + beta * x
+            above 0, else (beta + negative) * (exp(min(x, eps)) - 1 - x) + beta * x.
+    """
+    positive, negative, beta, eps = weight.float().unbind()
+    numbers = x.float()
+    below = (beta + negative) * (torch.expm1(torch.minimum(numbers, eps)) - numbers)
+    curved = torch.where(numbers > 0, positive * numbers * numbers, below)
+    return (curved + beta * numbers).to(x.dtype)
+
+
 def gate(x: Tensor, gate: Tensor) -> Tensor:
     """x * sigmoid(gate); gate [..., 1] or as x."""
     return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)

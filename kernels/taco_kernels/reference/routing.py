@@ -11,28 +11,30 @@ from taco_kernels.router import Router
 def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Chooses experts as `router` says.
 
-    Softmax routers choose by the logits, which have the order of the probabilities without ties
-    from rounding. Sigmoids are rounded from float64, so that every back end adds the bias to the
-    same numbers.
+    Softmax routers without a bias choose by the logits, which have the order of the probabilities
+    without ties from rounding. Sigmoids and probabilities are rounded from float64, so that every
+    back end adds the bias to the same numbers.
 
     Args:
         logits: [num_rows, num_experts].
-        bias: [num_experts], added to the sigmoids for the choice.
+        bias: [num_experts], added to the sigmoids or probabilities for the choice.
 
     Returns:
         Expert ids, int32 [num_rows, top_k], best first, and their weights, float32.
 
     Raises:
-        ValueError: the shapes do not fit, or a router without sigmoids has a bias.
+        ValueError: the shapes do not fit, or the router cannot use a bias.
     """
     if logits.ndim != 2 or logits.shape[1] != router.num_experts:
         raise ValueError(f"logits must be [rows, {router.num_experts}], not {list(logits.shape)}")
-    if bias is not None and (router.kind != "sigmoid" or bias.shape != (router.num_experts,)):
+    if bias is not None and (not router.can_have_bias or bias.shape != (router.num_experts,)):
         raise ValueError(f"a {router.kind} router cannot use a bias {list(bias.shape)}")
     logits = logits.float()
     scores = logits
     if router.kind == "sigmoid":
         scores = (1 / (1 + torch.exp(-logits.double()))).float()
+    elif bias is not None:
+        scores = logits.double().softmax(1).float()
     choices = scores if bias is None else scores + bias.float()
     ids = _best(_of_best_groups(choices, router), router.top_k)
     if router.kind == "sparsemixer":

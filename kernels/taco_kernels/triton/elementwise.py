@@ -41,6 +41,20 @@ def clip(x: Tensor, limit: float) -> None:
     _launch(x, "clip", limit)
 
 
+def xielu(x: Tensor, weight: Tensor) -> None:
+    """x = xIELU(x)
+
+    Args:
+        weight: float32 [4], as of the reference.
+    """
+    if weight.dtype != torch.float32 or weight.shape != (4,) or weight.stride(0) != 1:
+        raise ValueError(
+            f"the weight must be torch.float32 [4], not {weight.dtype} {list(weight.shape)}"
+        )
+    _check(x)
+    _run(x, "xielu", 0.0, weight, 0)
+
+
 def gate(x: Tensor, gate: Tensor) -> None:
     """x *= sigmoid(gate); gate [num_tokens, size] or [num_tokens, 1]."""
     _launch(x, "gate", 0.0, gate, 1 if gate.shape[-1] == 1 else x.shape[-1])
@@ -49,30 +63,47 @@ def gate(x: Tensor, gate: Tensor) -> None:
 def _launch(
     x: Tensor, kind: str, number: float, other: Tensor | None = None, other_size: int = 0
 ) -> None:
+    _check(x)
+    if other is None:
+        other = x  # not read
+    elif other.dtype != x.dtype or other.shape != (len(x), other_size) or other.stride(1) != 1:
+        raise ValueError(
+            f"the second operand must be {x.dtype} {[len(x), other_size]} with adjacent "
+            f"numbers, not {other.dtype} {list(other.shape)} with strides {other.stride()}"
+        )
+    _run(x, kind, number, other, other.stride(0), is_shared=other_size == 1)
+
+
+def _check(x: Tensor) -> None:
     if x.dtype not in _DTYPES or x.dim() != 2 or x.stride(1) != 1:
         raise ValueError(
             f"x must be rows of float16, bfloat16 or float32 with adjacent numbers, not {x.dtype} "
             f"{list(x.shape)} with strides {x.stride()}"
         )
-    num_tokens, size = x.shape
-    if other is None:
-        other = x  # not read
-    elif other.dtype != x.dtype or other.shape != (num_tokens, other_size) or other.stride(1) != 1:
-        raise ValueError(
-            f"the second operand must be {x.dtype} {[num_tokens, other_size]} with adjacent "
-            f"numbers, not {other.dtype} {list(other.shape)} with strides {other.stride()}"
-        )
+
+
+def _run(
+    x: Tensor,
+    kind: str,
+    number: float,
+    other: Tensor,
+    other_stride: int,
+    *,
+    is_shared: bool = False,
+) -> None:
+    """`other_stride`: numbers from one token's second operand to the next token's."""
     if x.numel() == 0:
         return
+    num_tokens, size = x.shape
     block = min(_BLOCK, max(64, triton.next_power_of_2(size)))
     _row_kernel[(num_tokens, triton.cdiv(size, block))](
         x,
         other,
         x.stride(0),
-        other.stride(0),
+        other_stride,
         number,
         KIND=kind,
-        IS_SHARED=other_size == 1,
+        IS_SHARED=is_shared,
         SIZE=size,
         BLOCK=block,
         num_warps=4,
@@ -108,6 +139,12 @@ def _row_kernel(
     elif KIND == "clip":
         numbers = tl.where(numbers > number, number, numbers)
         numbers = tl.where(numbers < -number, -number, numbers)
+    elif KIND == "xielu":
+        beta, eps = tl.load(other + 2), tl.load(other + 3)
+        below = tl.exp(tl.minimum(numbers, eps)) - 1.0 - numbers
+        below *= beta + tl.load(other + 1)
+        above = tl.load(other) * numbers * numbers
+        numbers = tl.where(numbers > 0.0, above, below) + beta * numbers
     else:
         tl.static_assert(KIND == "gate")
         if IS_SHARED:

@@ -107,5 +107,5 @@ def test_refuses_other_logits_and_biases() -> None:
             route(kernels, logits, router)
     with pytest.raises(ValueError, match=r"bias must be contiguous float32 \[8\]"):
         route(kernels, torch.zeros(2, 8), router, torch.zeros(7))
-    with pytest.raises(ValueError, match="softmax router cannot use a bias"):
-        route(kernels, torch.zeros(2, 8), Router("softmax", 8, 2), torch.zeros(8))
+    with pytest.raises(ValueError, match="softmax_topk router cannot use a bias"):
+        route(kernels, torch.zeros(2, 8), Router("softmax_topk", 8, 2), torch.zeros(8))

@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
-from taco_kernels.cpu.elementwise import add_rows, cap_rows, clip_rows, gate_rows, scale_rows
+from taco_kernels.cpu.elementwise import (
+    add_rows,
+    cap_rows,
+    clip_rows,
+    gate_rows,
+    scale_rows,
+    xielu_rows,
+)
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference import elementwise as reference
 
-KINDS = ("add", "scale", "cap", "clip", "gate", "shared gate")
+KINDS = ("add", "scale", "cap", "clip", "gate", "shared gate", "xielu")
+# The last is eps, which is near 0 in published models.
+XIELU = torch.tensor([0.7, 0.4, 0.5, -0.2])
 
 
 def inside(num_rows: int, size: int, factor: float = 3.0) -> Tensor:
@@ -37,6 +46,7 @@ def operation(
         "clip": (lambda k, x: clip_rows(k, x, number), lambda x: reference.clip(x, number)),
         "gate": (lambda k, x: gate_rows(k, x, gate), lambda x: reference.gate(x, gate)),
         "shared gate": (lambda k, x: gate_rows(k, x, gate), lambda x: reference.gate(x, gate)),
+        "xielu": (lambda k, x: xielu_rows(k, x, XIELU), lambda x: reference.xielu(x, XIELU)),
     }[kind]
 
 

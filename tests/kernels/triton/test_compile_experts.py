@@ -8,7 +8,8 @@ from support.triton_compile import Compiled, compile_calls
 
 pytestmark = pytest.mark.slow
 
-# The routers of OLMoE, DeepSeek-V3 and PhiMoE; OLMoE's experts at one token and at a prefill's.
+# The routers of OLMoE, ERNIE 4.5, DeepSeek-V3 and PhiMoE; OLMoE's experts at one token and at a
+# prefill's.
 CALLS = """
 import torch
 from taco_kernels.router import Router
@@ -19,6 +20,7 @@ def empty(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype)
 
 route(empty(5, 64), Router("softmax", 64, 8))
+route(empty(5, 64), Router("softmax", 64, 6, True), empty(64, dtype=torch.float32))
 route(
     empty(5, 256), Router("sigmoid", 256, 8, True, 2.5, 8, 4, "sum_of_two"),
     empty(256, dtype=torch.float32),
@@ -37,7 +39,7 @@ def launches() -> list[Compiled]:
 
 
 def test_all_compile_without_spills(launches: list[Compiled]) -> None:
-    assert len(launches) == 3 + 2 * 5
+    assert len(launches) == 4 + 2 * 5
     for launch in launches:
         assert launch.spilled_bytes == 0, launch
 

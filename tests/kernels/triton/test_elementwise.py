@@ -20,7 +20,7 @@ TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float16: {"atol": 1e-5, "rtol": 2e-3},
     torch.bfloat16: {"atol": 1e-5, "rtol": 2e-2},
 }
-KINDS = ("add", "scale", "cap", "clip", "gate", "shared gate")
+KINDS = ("add", "scale", "cap", "clip", "gate", "shared gate", "xielu")
 
 
 def _operands(kind: str, num_rows: int, size: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -33,6 +33,7 @@ def _operands(kind: str, num_rows: int, size: int, dtype: torch.dtype) -> tuple[
         "clip": (0.7,),
         "gate": (y,),
         "shared gate": (y[:, :1],),
+        "xielu": (torch.tensor([0.7, 0.4, 0.5, -0.2]),),
     }[kind]
 
 
@@ -78,5 +79,7 @@ def test_error_names_the_mismatch() -> None:
         triton_ops.cap(torch.ones(4, 2).T, 2.0)
     with pytest.raises(ValueError, match=r"second operand must be torch.float32 \[2, 4\]"):
         triton_ops.add(x, torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"weight must be torch.float32 \[4\], not .* \[2, 3\]"):
+        triton_ops.xielu(x, torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"\[2, 1\].* not torch.float32 \[1, 1\]"):
         triton_ops.gate(x, torch.ones(1, 1))

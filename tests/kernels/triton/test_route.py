@@ -69,5 +69,5 @@ def test_error_names_the_mismatch() -> None:
             route(logits, router)
     with pytest.raises(ValueError, match=r"bias must be contiguous float32 \[8\]"):
         route(torch.zeros(2, 8), router, torch.zeros(7))
-    with pytest.raises(ValueError, match="softmax router cannot use a bias"):
-        route(torch.zeros(2, 8), Router("softmax", 8, 2), torch.zeros(8))
+    with pytest.raises(ValueError, match="softmax_topk router cannot use a bias"):
+        route(torch.zeros(2, 8), Router("softmax_topk", 8, 2), torch.zeros(8))

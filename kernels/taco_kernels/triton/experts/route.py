@@ -19,7 +19,7 @@ def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> tuple[T
 
     Args:
         logits: [num_rows, num_experts]; the last stride must be 1.
-        bias: float32 [num_experts], contiguous, added to a sigmoid router's scores.
+        bias: float32 [num_experts], contiguous, added to the scores for the choice.
 
     Returns:
         Expert ids, int32 [num_rows, top_k], best first, and their weights, float32.
@@ -34,7 +34,7 @@ def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> tuple[T
             f"{list(logits.shape)} with strides {logits.stride()}"
         )
     if bias is not None:
-        if router.kind != "sigmoid":
+        if not router.can_have_bias:
             raise ValueError(f"a {router.kind} router cannot use a bias")
         if bias.dtype != torch.float32 or bias.shape != (num_experts,) or bias.stride(0) != 1:
             raise ValueError(
@@ -111,6 +111,14 @@ def _best_groups(scores, keys, groups_of, NUM_GROUPS, TOP_GROUPS, SUM_OF_TWO, GR
 
 
 @triton.jit
+def _softmax_scores(numbers, is_expert):
+    """The softmax over all experts, rounded from float64 like sigmoids."""
+    wide = tl.where(is_expert, numbers, float("-inf")).to(tl.float64)
+    powers = tl.exp(wide - tl.max(wide, axis=0))
+    return (powers / tl.sum(powers, axis=0)).to(tl.float32)
+
+
+@triton.jit
 def _share_of_near(numbers, is_candidate, greatest, distance):
     """Sparsemixer: the softmax of the greatest logit among the candidates near it."""
     factor = tl.maximum(tl.abs(numbers), greatest)
@@ -150,7 +158,9 @@ def _route_kernel(
         scores = (1.0 / (1.0 + tl.exp(-numbers.to(tl.float64)))).to(tl.float32)
     choices = scores
     if HAS_BIAS:
-        choices = scores + tl.load(bias + experts, mask=is_expert, other=0.0)
+        if not IS_SIGMOID:
+            choices = _softmax_scores(numbers, is_expert)
+        choices += tl.load(bias + experts, mask=is_expert, other=0.0)
     keys = tl.where(is_expert, _choice_keys(choices, experts, BLOCK), _NO_CHOICE)
     if TOP_GROUPS < NUM_GROUPS:
         is_kept = _best_groups(
@@ -176,6 +186,8 @@ def _route_kernel(
 
     is_chosen = ranks < TOP_K
     greatest = tl.sum(tl.where(ranks == 0, chosen_scores, 0.0), axis=0)
+    if HAS_BIAS:  # the first expert's logit need not be the greatest
+        greatest = tl.max(tl.where(is_chosen, chosen_scores, float("-inf")), axis=0)
     if IS_SIGMOID:
         shares = chosen_scores
         if RENORMALIZE:

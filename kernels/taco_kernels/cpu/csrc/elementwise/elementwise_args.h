@@ -74,10 +74,10 @@ struct ActivatedRows {
     int64_t out_stride;
 };
 
-enum class RowOpKind : int32_t { add, scale, cap, clip, gate };
+enum class RowOpKind : int32_t { add, scale, cap, clip, gate, xielu };
 
 // x += number * y, x *= number, x = number * tanh(x / number), x within [-number, number],
-// x *= sigmoid(y).
+// x *= sigmoid(y), xIELU of x with the four numbers y.
 struct RowOp {
     RowOpKind kind;
     float number;
@@ -86,5 +86,5 @@ struct RowOp {
     int64_t stride;
     const float* other;  // y: [count, other_stride], or null
     int64_t other_stride;
-    int64_t other_size;  // of y: size, or of a gate 1
+    int64_t other_size;  // of y: size, or of a gate 1, or of xielu 4
 };

@@ -9,7 +9,7 @@
 constexpr int64_t MAX_EXPERTS = 1024, MAX_TOP_K = 64;
 
 enum class RouterKind : int32_t {
-    softmax = 0,       // weights are the softmax over all experts
+    softmax = 0,       // weights are the softmax over all experts; the choice may add a bias
     softmax_topk = 1,  // weights are the softmax over the chosen experts
     sigmoid = 2,       // weights are sigmoids; the choice adds a bias
     sparsemixer = 3,   // PhiMoE

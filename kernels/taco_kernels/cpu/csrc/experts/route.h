@@ -79,6 +79,14 @@ inline void choose_experts(const Router& router, const float* scores, int32_t* i
     for (int64_t rank = 0; rank < router.top_k; ++rank) ids[rank] = int32_t(best.index(rank));
 }
 
+// The softmax over all experts, rounded from float64 like `sigmoid_score`.
+inline void softmax_scores(const float* logits, int64_t count, float* scores) {
+    const double maximum = *std::max_element(logits, logits + count);
+    double sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += std::exp(logits[i] - maximum);
+    for (int64_t i = 0; i < count; ++i) scores[i] = float(std::exp(logits[i] - maximum) / sum);
+}
+
 // The logit of an expert that takes no part in a softmax.
 constexpr float EXCLUDED = -std::numeric_limits<float>::infinity();
 
@@ -108,11 +116,24 @@ inline void weigh_by_softmax(const Router& router, const float* logits, const in
     float chosen[MAX_TOP_K];
     for (int64_t rank = 0; rank < router.top_k; ++rank) chosen[rank] = logits[ids[rank]];
     const bool among_chosen = router.kind == RouterKind::softmax_topk || router.renormalize;
-    // With groups the greatest logit is still a chosen one: its group is the best.
-    const float maximum = chosen[0];
+    // Without a bias it is the greatest of all logits, with groups too: its group is the best.
+    const float maximum = *std::max_element(chosen, chosen + router.top_k);
     const float sum = among_chosen ? sum_exp(chosen, router.top_k, maximum)
                                    : sum_exp(logits, router.num_experts, maximum);
     write_softmax(chosen, router.top_k, maximum, sum, router.scale, weights);
+}
+
+inline void route_by_softmax(const Router& router, const float* logits, const float* bias,
+                             int32_t* ids, float* weights) {
+    if (bias) {
+        float choices[MAX_EXPERTS];
+        softmax_scores(logits, router.num_experts, choices);
+        for (int64_t i = 0; i < router.num_experts; ++i) choices[i] += bias[i];
+        choose_experts(router, choices, ids);
+    } else {
+        choose_experts(router, logits, ids);
+    }
+    weigh_by_softmax(router, logits, ids, weights);
 }
 
 inline void route_by_sigmoid(const Router& router, const float* logits, const float* bias,
@@ -157,8 +178,7 @@ inline void route_row(const Routing& routing, int64_t row) {
     switch (router.kind) {
         case RouterKind::softmax:
         case RouterKind::softmax_topk:
-            choose_experts(router, logits, ids);
-            return weigh_by_softmax(router, logits, ids, weights);
+            return route_by_softmax(router, logits, routing.bias, ids, weights);
         case RouterKind::sigmoid:
             return route_by_sigmoid(router, logits, routing.bias, ids, weights);
         case RouterKind::sparsemixer: return route_by_sparsemixer(router, logits, ids, weights);

@@ -53,6 +53,7 @@ enum class OpKind : int32_t {
     head_linear = 18,
     head_copy = 19,
     input = 20,
+    xielu = 21,
 };
 
 // One op. x and y are inputs, out is the output; the comments name the fields that each kind reads.
@@ -69,7 +70,7 @@ struct Op {
     Activation activation;  // of linear, and of the op activation
     bool is_gated;          // activation: x holds gate and up
     // norm: of groups of `group` columns. weight is [group] or, if weight_step is `group`,
-    // [columns]; both may be null. route: the bias of the choice.
+    // [columns]; both may be null. route: the bias of the choice. xielu: four numbers in weight.
     NormKind norm;
     float eps;
     const float* weight;

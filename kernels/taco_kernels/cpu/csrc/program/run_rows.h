@@ -44,7 +44,8 @@ constexpr bool works_by_row(OpKind kind) {
         case OpKind::copy:
         case OpKind::keep:
         case OpKind::head_copy:
-        case OpKind::input: return true;
+        case OpKind::input:
+        case OpKind::xielu: return true;
         default: return false;
     }
 }
@@ -145,6 +146,7 @@ private:
             case OpKind::keep: return keep(op, row);
             case OpKind::head_copy: return copy_heads(op, row);
             case OpKind::input: return take_input(op, row);
+            case OpKind::xielu: return xielu_row(floats_of(op.x, row), op.x.size, op.weight);
             default: return;
         }
     }
