@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from taco_kernels.reference import elementwise as reference
 from taco_kernels.reference.rotary import apply_rotary, gather_angles
 from taco_worker.layers.ops import TorchOps
 
@@ -46,6 +47,7 @@ def test_columns_of_a_buffer_change_in_place() -> None:
         (lambda x: ops.cap(x, 2.0), lambda x: 2.0 * torch.tanh(x / 2.0)),
         (lambda x: ops.clip(x, 0.5), lambda x: x.clamp(-0.5, 0.5)),
         (lambda x: ops.gate(x, y[:, :1]), lambda x: x * torch.sigmoid(y[:, :1])),
+        (lambda x: ops.xielu(x, numbers), lambda x: reference.xielu(x, numbers)),
         (lambda x: ops.activate(x, "relu2", out=x), lambda x: x.relu().square()),
         (lambda x: ops.rms_norm(x, None, 0.0, out=x), lambda x: F.rms_norm(x, (4,), eps=0.0)),
         (
@@ -53,7 +55,7 @@ def test_columns_of_a_buffer_change_in_place() -> None:
             lambda x: F.layer_norm(x, (4,), bias=y[0], eps=0.0),
         ),
     ]
-    y = torch.randn(3, 4)
+    y, numbers = torch.randn(3, 4), torch.tensor([0.7, 0.4, 0.5, -0.2])
     for change, expected in calls:
         buffer = torch.randn(3, 9)
         before = buffer.clone()

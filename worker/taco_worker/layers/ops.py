@@ -101,6 +101,10 @@ class LayerOps(Protocol):
         """x within [-limit, limit]"""
         ...
 
+    def xielu(self, x: Tensor, weight: Tensor) -> None:
+        """x = xIELU(x); weight: float32 [4], as `taco_kernels.reference.elementwise.xielu`."""
+        ...
+
     def gate(self, x: Tensor, gate: Tensor) -> None:
         """x *= sigmoid(gate); gate [num_tokens, size] or [num_tokens, 1]."""
         ...
@@ -181,7 +185,7 @@ class LayerOps(Protocol):
 
         Args:
             logits: [num_tokens, num_experts].
-            bias: float32 [num_experts], of a sigmoid router.
+            bias: float32 [num_experts], added to the scores for the choice.
 
         Returns:
             Expert ids, int32 [num_tokens, top_k], best first, and their weights, float32.
@@ -270,6 +274,9 @@ class TorchOps:
 
     def clip(self, x: Tensor, limit: float) -> None:
         x.copy_(elementwise.clip(x, limit))
+
+    def xielu(self, x: Tensor, weight: Tensor) -> None:
+        x.copy_(elementwise.xielu(x, weight))
 
     def gate(self, x: Tensor, gate: Tensor) -> None:
         x.copy_(elementwise.gate(x, gate))

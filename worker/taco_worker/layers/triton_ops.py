@@ -24,6 +24,7 @@ class TritonOps:
     scale = staticmethod(elementwise.scale)
     cap = staticmethod(elementwise.cap)
     clip = staticmethod(elementwise.clip)
+    xielu = staticmethod(elementwise.xielu)
     gate = staticmethod(elementwise.gate)
     rotate = staticmethod(rotary.rotate)
     rotate_and_write_kv = staticmethod(rotary_kv.rotate_and_write_kv)

@@ -14,8 +14,11 @@ from taco_worker.models.plan.views import (
     Flatten,
     GroupedRows,
     HeadMatrices,
+    NormalizeColumns,
     NormalizeRows,
     PlusOne,
+    Softplus,
+    SwappedHalves,
     Transpose,
     View,
 )
@@ -35,8 +38,11 @@ def views_with_shapes(draw: st.DrawFn) -> tuple[View, tuple[int, ...]]:
         (Columns(start, start + columns + after, columns), (rows, columns)),
         (GroupedRows(groups, start + rows + after, start, rows), (groups * rows, columns)),
         (EveryRow(min(start, step - 1), step), (rows, columns)),
+        (SwappedHalves(2 * rows), (groups * 2 * rows, columns)),
         (PlusOne(), (rows, columns)),
+        (Softplus(), (rows, columns)),
         (NormalizeRows(), (rows, columns)),
+        (NormalizeColumns(), (rows, columns)),
         (HeadMatrices(head_size, start, rows), (groups, rows, columns)),
         (HeadMatrices(head_size, start, rows, transposed=True), (groups, columns, rows)),
     ]
@@ -58,6 +64,13 @@ def test_grouped_rows_take_the_same_part_of_each_group() -> None:
     assert keys.flatten().tolist() == [2, 3, 8, 9]
 
 
+def test_swapped_halves_swap_those_of_each_head() -> None:
+    stored = torch.arange(8)  # two heads
+    expected = [2, 3, 0, 1, 6, 7, 4, 5]
+    assert SwappedHalves(4).apply(stored).tolist() == expected
+    assert SwappedHalves(4).apply(stored[:, None].numpy()).ravel().tolist() == expected
+
+
 def test_head_matrices_take_the_same_rows_of_each_head() -> None:
     stored = torch.arange(12).view(6, 2)  # two heads of [key, value, value]
     assert HeadMatrices(3, 0, 1, transposed=True).apply(stored).tolist() == [[[0], [1]], [[6], [7]]]
@@ -74,6 +87,11 @@ def test_every_row_splits_alternating_rows() -> None:
 def test_normalized_rows_have_length_one() -> None:
     rows = NormalizeRows().apply(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     torch.testing.assert_close(rows, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+
+
+def test_normalized_columns_have_length_one() -> None:
+    columns = NormalizeColumns().apply(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
+    torch.testing.assert_close(columns, torch.tensor([[0.6, 0.0], [0.8, 0.0]]))
 
 
 def test_flatten_takes_a_norm_per_head() -> None:
@@ -95,3 +113,13 @@ def test_experts_are_stored_one_by_one_or_stacked(is_stacked: bool) -> None:
         filled[fill.expert, 1:3] = fill.rows(tensor)
     assert torch.equal(filled[:, 1:3], stored.transpose(1, 2))
     assert not filled[:, [0, 3]].any()
+
+
+def test_experts_are_stored_in_one_flat_matrix() -> None:
+    source = Source("experts.w", 1, 2, (Transpose(),), is_flat=True)
+    (layout,) = fills(Parameter("p", (3, 4, 5), ((source,),), num_experts=3))
+    stored = torch.randn(3, 5, 2)
+    assert [fill.stored_shape for _, fill in layout] == [(15, 2)] * 3
+    rows = [fill.rows(stored.flatten(0, 1)) for _, fill in layout]
+    assert [fill.expert for _, fill in layout] == [0, 1, 2]
+    assert torch.equal(torch.stack(rows), stored.transpose(1, 2))

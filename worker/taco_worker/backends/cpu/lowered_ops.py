@@ -55,12 +55,13 @@ OpKind = Literal[
     "head_linear",
     "head_copy",
     "input",
+    "xielu",
 ]
 Epilogue = Literal["store", "add", "gate_mul"]
 # These run over all rows of a step at once; the others row by row.
 WHOLE_STEP: frozenset[OpKind] = frozenset({"write_kv", "attend", "restrict_rows"})
 # These change `x`.
-_IN_PLACE: frozenset[OpKind] = frozenset({"rope", "add", "scale", "cap", "clip", "gate"})
+_IN_PLACE: frozenset[OpKind] = frozenset({"rope", "add", "scale", "cap", "clip", "gate", "xielu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

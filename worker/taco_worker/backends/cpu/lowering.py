@@ -36,7 +36,7 @@ from taco_worker.backends.cpu.stages import (
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.activation import Activation, ActivationKind
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
-from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
+from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale, Xielu
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.input import Input
@@ -183,6 +183,8 @@ class _Lowering:
                 self._emit(LoweredOp(kind="cap", x=op.x, factor=op.cap))
             case Clip():
                 self._emit(LoweredOp(kind="clip", x=op.x, factor=op.limit))
+            case Xielu():
+                self._emit(LoweredOp(kind="xielu", x=op.x, weight=op.weight))
             case Gate():
                 self._emit(LoweredOp(kind="gate", x=op.x, y=op.gate))
             case Route():

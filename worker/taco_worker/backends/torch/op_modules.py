@@ -21,7 +21,7 @@ from taco_worker.layers.linear import Linear
 from taco_worker.layers.ops import LayerOps
 from taco_worker.models.plan.ops.activation import Activation
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
-from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale
+from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale, Xielu
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.input import Input
@@ -347,6 +347,16 @@ class ColumnsModule(OpModule):
                 self.ops.gate(x, step.read(gate))
 
 
+class XieluModule(OpModule):
+    def __init__(self, op: Xielu, parameters: Parameters, ops: LayerOps) -> None:
+        super().__init__()
+        self.op, self.ops = op, ops
+        self.weight = parameters[op.weight]
+
+    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
+        self.ops.xielu(step.read(self.op.x), self.weight)
+
+
 def make_module(
     op: TorchOp,
     parameters: Parameters,
@@ -389,5 +399,7 @@ def make_module(
             return ExpertsModule(op, parameters, coded, ops)
         case Add() | Scale() | Cap() | Clip() | Gate():
             return ColumnsModule(op, ops)
+        case Xielu():
+            return XieluModule(op, parameters, ops)
         case _:
             raise ValueError(f"torch has no {type(op).__name__}")

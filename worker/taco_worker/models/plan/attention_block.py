@@ -9,7 +9,7 @@ from taco_kernels.attention_options import BlockSparse
 from taco_kernels.kv_entry import KVEntry
 from taco_worker.models.plan.builder import BLOCK_OUT, Module, NormSpec, PlanBuilder
 from taco_worker.models.plan.ops.attend import Attend
-from taco_worker.models.plan.ops.elementwise import Clip
+from taco_worker.models.plan.ops.elementwise import Clip, Gate, Scale
 from taco_worker.models.plan.ops.rope import Rope, RopeStyle
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.plan.slices import Slice
@@ -18,11 +18,16 @@ from taco_worker.models.plan.views import GroupedRows, View
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Numbers of query and KV heads, and columns of a head."""
+    """Numbers of query and KV heads, and columns of a head.
+
+    Attributes:
+        value_dim: columns of a value; None: `head_dim`.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -36,23 +41,33 @@ class Heads:
 
     @property
     def kv_size(self) -> int:
+        """Columns of all keys."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        return self.value_dim or self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_kv_heads * self.value_head_dim
 
     def separate(self, query: str, key: str, value: str) -> list[Module]:
         """The checkpoint has one module each."""
-        sizes = (self.query_size, self.kv_size, self.kv_size)
+        sizes = (self.query_size, self.kv_size, self.value_size)
         return [Module(name, size) for name, size in zip((query, key, value), sizes, strict=True)]
 
     def packed(self, name: str, *views: View) -> list[Module]:
         """One module holds all queries, then all keys, then all values."""
-        return [Module(name, self.query_size + 2 * self.kv_size, views)]
+        return [Module(name, self.query_size + self.kv_size + self.value_size, views)]
 
     def grouped(self, name: str) -> list[Module]:
         """One module holds, for each KV head, its queries, its key and its value."""
         count, dim = self.num_kv_heads, self.head_dim
         per_group = self.num_heads // count
-        group_size = (per_group + 2) * dim
-        parts = ((0, per_group * dim), (per_group * dim, dim), ((per_group + 1) * dim, dim))
+        value_dim = self.value_head_dim
+        group_size = (per_group + 1) * dim + value_dim
+        parts = ((0, per_group * dim), (per_group * dim, dim), ((per_group + 1) * dim, value_dim))
         return [
             Module(name, count * size, (GroupedRows(count, group_size, start, size),))
             for start, size in parts
@@ -81,6 +96,7 @@ class HeadNorm:
         query, key: modules.
         is_per_head: each head is normed by itself; otherwise all columns together.
         views: of the stored weights; with views each head has its own weight.
+        is_after_rope: the rotation comes before the norms (HunYuan).
     """
 
     query: str
@@ -89,6 +105,7 @@ class HeadNorm:
     is_per_head: bool = True
     query_views: tuple[View, ...] = ()
     key_views: tuple[View, ...] = ()
+    is_after_rope: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +115,10 @@ class AttentionSpec:
     Attributes:
         qkv: modules that hold the queries, keys and values.
         out: module of the output projection.
-        clip: limit of queries, keys and values, after their norms.
-        sinks: stored tensor of one logit per head.
+        clip: limit of queries, keys and values, after their norms and before the rotation.
+        sinks: stored tensor of one logit per head, or several: a checkpoint has one of them.
+        gate: module whose sigmoid is a factor on each attended value, before the output projection.
+        value_scale: factor on the values.
     """
 
     heads: Heads
@@ -114,33 +133,49 @@ class AttentionSpec:
     window: int | None = None
     cap: float | None = None
     alibi: tuple[float, ...] | None = None
-    sinks: str | None = None
+    sinks: str | Sequence[str] | None = None
     log_n: int | None = None
     block_sparse: BlockSparse | None = None
+    gate: str | None = None
+    value_scale: float = 1.0
 
 
 def attention(b: PlanBuilder, x: Slice, spec: AttentionSpec) -> Slice:
     """Attention of `x`, projected to the width of the stream."""
     heads = spec.heads
-    width = heads.query_size + 2 * heads.kv_size
+    width = heads.query_size + heads.kv_size + heads.value_size
     qkv = b.linear(x, "attn.qkv_proj", spec.qkv, bias=spec.qkv_bias, out=b.buffer("qkv", width))
     query = qkv.columns(0, heads.query_size)
     key = qkv.columns(heads.query_size, heads.kv_size)
-    value = qkv.columns(heads.query_size + heads.kv_size, heads.kv_size)
-    if spec.head_norm is not None:
-        _norm_heads(b, spec.head_norm, heads.head_dim, query, key)
+    value = qkv.columns(heads.query_size + heads.kv_size, heads.value_size)
+    gate = None
+    if spec.gate is not None:
+        size = heads.num_heads * heads.value_head_dim
+        module = [Module(spec.gate, size)]
+        gate = b.linear(x, "attn.gate", module, out=b.buffer("attn_gate", size))
+    norm = spec.head_norm
+    if norm is not None and not norm.is_after_rope:
+        _norm_heads(b, norm, heads.head_dim, query, key)
     if spec.clip is not None:
         b.add(Clip(qkv, spec.clip))
     if spec.rope is not None:
         rope = spec.rope
         for part, table in ((query, rope.query_table or rope.table), (key, rope.table)):
             b.add(Rope(part, heads.head_dim, rope.rotary_dim, table, 0, rope.style))
-    entry = b.write_kv(KVEntry(heads.num_kv_heads, heads.head_dim, heads.head_dim), key, value)
+    if norm is not None and norm.is_after_rope:
+        _norm_heads(b, norm, heads.head_dim, query, key)
+    if spec.value_scale != 1.0:
+        b.add(Scale(value, spec.value_scale))
+    entry = b.write_kv(
+        KVEntry(heads.num_kv_heads, heads.head_dim, heads.value_head_dim), key, value
+    )
     sinks = None
     if spec.sinks is not None:
         count = heads.num_heads
-        sinks = b.parameter("attn.sinks", (count,), [Source(spec.sinks, 0, count)], initial=0.0)
-    out = b.buffer("attended", heads.query_size)
+        names = [spec.sinks] if isinstance(spec.sinks, str) else spec.sinks
+        first, *others = [[Source(name, 0, count)] for name in names]
+        sinks = b.parameter("attn.sinks", (count,), first, others=others, initial=0.0)
+    out = b.buffer("attended", heads.num_heads * heads.value_head_dim)
     b.add(
         Attend(
             query,
@@ -156,13 +191,15 @@ def attention(b: PlanBuilder, x: Slice, spec: AttentionSpec) -> Slice:
             block_sparse=spec.block_sparse,
         )
     )
+    if gate is not None:
+        b.add(Gate(out, gate))
     return b.linear(
         out,
         "attn.out_proj",
         [spec.out],
         bias=spec.out_bias,
         out=b.buffer(BLOCK_OUT, b.stream.size),
-        shard_unit=heads.head_dim,
+        shard_unit=heads.value_head_dim,
     )
 
 

@@ -72,7 +72,7 @@ class PlanBuilder:
     """Collects the ops and parameters of one plan.
 
     Inside `with builder.layer():` ops belong to that layer, and `{layer}` in module names is its
-    number.
+    number in the checkpoint.
 
     Attributes:
         stream: the residual stream.
@@ -95,13 +95,19 @@ class PlanBuilder:
         self._logits: list[Op] = []
         self._ops = self._embedding
         self._prefix = ""
+        self._stored_layer = 0
         self._ignored: list[str] = []
         self._tied_module: str | None = None
 
     @contextmanager
-    def layer(self) -> Iterator[int]:
-        """A new layer; yields its number."""
+    def layer(self, stored: int | None = None) -> Iterator[int]:
+        """A new layer; yields its number.
+
+        Args:
+            stored: its number in the checkpoint, by default the same.
+        """
         index = len(self._layers)
+        self._stored_layer = index if stored is None else stored
         self._ops, self._prefix = [], f"layers.{index}."
         yield index
         self._layers.append(tuple(self._ops))
@@ -153,15 +159,23 @@ class PlanBuilder:
         self._rope_tables[name] = RopeTable(rotary, rotary_dim, growth)
         return name
 
-    def embed(self, module: str, *, scale: float = 1.0, project: str | None = None) -> None:
+    def embed(
+        self,
+        module: str,
+        *,
+        scale: float = 1.0,
+        project: str | None = None,
+        views: tuple[View, ...] = (),
+    ) -> None:
         """Token embeddings into the stream.
 
         Args:
+            views: applied to the stored table.
             project: module of a projection to the width of the stream, if embeddings are narrower.
         """
         size = self._embedding_size
         out = self.stream if project is None else self.buffer("embedded", size)
-        table = self._table("embed_tokens", module, self.vocab_size, size)
+        table = self._table("embed_tokens", module, self.vocab_size, size, views)
         self.add(Embed(out, table, self.vocab_size))
         if scale != 1.0:
             self.add(Scale(out, scale))
@@ -320,8 +334,10 @@ class PlanBuilder:
         """What the final ops leave: the normed stream, or the stream."""
         return self.buffer(HIDDEN, self.stream.size) if self._final else self.stream
 
-    def _table(self, name: str, module: str, num_rows: int, size: int) -> str:
-        source = Source(f"{module}.weight", 0, num_rows)
+    def _table(
+        self, name: str, module: str, num_rows: int, size: int, views: tuple[View, ...] = ()
+    ) -> str:
+        source = Source(f"{module}.weight", 0, num_rows, views)
         return self.parameter(f"{name}.weight", (num_rows, size), [source])
 
     def _norm_parameters(
@@ -361,7 +377,7 @@ class PlanBuilder:
         return full_name
 
     def _in_layer(self, source: Source) -> Source:
-        return replace(source, name=source.name.replace("{layer}", str(len(self._layers))))
+        return replace(source, name=source.name.replace("{layer}", str(self._stored_layer)))
 
 
 def _fused(modules: Sequence[Module]) -> Iterator[Source]:

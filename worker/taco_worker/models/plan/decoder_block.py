@@ -23,12 +23,14 @@ MLP = f"{LAYER}.mlp"
 LLAMA_NAMES = TensorNames(
     renamed_prefixes=(
         ("language_model.model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
+        ("language_model.", ""),
         ("model.language_model.", "model."),
+        ("model.text_model.", "model."),
     ),
     ignored=(
         r"\.rotary_emb\.inv_freq$",
-        r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.",
+        r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector|mlp1)\.",
+        r"^(model\.)?image_newline$",
     ),
 )
 QUERY_TABLE = "query_rope"
@@ -102,14 +104,17 @@ class DecoderSpec:
 
     Attributes:
         attention: of each layer, without rope and window.
+        attention_by_layer: instead of `attention`, where layers differ; with its head_dim.
         mlp: of layers without a mixture of experts.
         mixtures: per layer, a mixture of experts instead of `mlp`, or None.
         norm: of all norms of the stream.
         windows: per layer, the number of tokens that a token sees; None: all.
         block_sparse: per layer, the pattern of visible blocks; None: all.
+        embedding_views: applied to the stored table of the embeddings.
         embedding_norm: module of a norm of the embeddings.
         embedding_scale, residual_scale: factors on embeddings and on the output of each block.
         positions: module and rows of learned positions.
+        stored_layers: the number of each layer in the checkpoint; None: 0, 1, and so on.
     """
 
     sizes: Sizes
@@ -119,15 +124,18 @@ class DecoderSpec:
     head: Head
     norms: LayerNorms = field(default_factory=LayerNorms)
     rotary: Rotary | None = None
+    attention_by_layer: Sequence[AttentionSpec] | None = None
     windows: Sequence[int | None] | None = None
     block_sparse: Sequence[BlockSparse | None] | None = None
     mixtures: Sequence[MoeSpec | None] | None = None
     embedding: str = "model.embed_tokens"
+    embedding_views: tuple[View, ...] = ()
     embedding_norm: str | None = None
     embedding_scale: float = 1.0
     positions: tuple[str, int] | None = None
     residual_scale: float = 1.0
     final_norm: str = "model.norm"
+    stored_layers: Sequence[int] | None = None
     names: TensorNames = LLAMA_NAMES
 
 
@@ -139,7 +147,7 @@ def decoder(architecture: str, spec: DecoderSpec) -> ModelPlan:
     """
     b = PlanBuilder(vocab_size=spec.sizes.vocab_size, hidden_size=spec.sizes.hidden_size)
     ropes = _ropes(b, spec)
-    b.embed(spec.embedding, scale=spec.embedding_scale)
+    b.embed(spec.embedding, scale=spec.embedding_scale, views=spec.embedding_views)
     if spec.positions is not None:
         b.embed_positions(*spec.positions)
     if spec.embedding_norm is not None:
@@ -147,9 +155,12 @@ def decoder(architecture: str, spec: DecoderSpec) -> ModelPlan:
     for index in range(spec.sizes.num_layers):
         window = None if spec.windows is None else spec.windows[index]
         sparse = None if spec.block_sparse is None else spec.block_sparse[index]
-        options = replace(spec.attention, rope=ropes[index], window=window, block_sparse=sparse)
+        attention = (
+            spec.attention if spec.attention_by_layer is None else spec.attention_by_layer[index]
+        )
+        options = replace(attention, rope=ropes[index], window=window, block_sparse=sparse)
         mixture = None if spec.mixtures is None else spec.mixtures[index]
-        with b.layer():
+        with b.layer(None if spec.stored_layers is None else spec.stored_layers[index]):
             _layer(b, spec, options, mixture)
     b.final_norm(spec.final_norm, spec.norm)
     head = spec.head

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from taco_kernels.router import GroupScore, RouterKind
 from taco_worker.models.plan.builder import Module, PlanBuilder
 from taco_worker.models.plan.ops.activation import ALPHA, Activation, ActivationKind
-from taco_worker.models.plan.ops.elementwise import Add, Gate
+from taco_worker.models.plan.ops.elementwise import Add, Gate, Xielu
 from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.linear import Linear
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.plan.slices import Slice
+from taco_worker.models.plan.views import Flatten, Softplus
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class MlpSpec:
         size: columns between the two products.
         up: the modules of up; of gate, then up, if the MLP is gated.
         limit: of clipped activations.
+        xielu: module with the numbers of `Xielu`, which replaces the activation of an MLP without a
+            gate; None: the activation is `activation`.
     """
 
     size: int
@@ -33,6 +36,7 @@ class MlpSpec:
     up_bias: bool = False
     down_bias: bool = False
     limit: float | None = None
+    xielu: str | None = None
 
 
 def mlp(b: PlanBuilder, x: Slice, spec: MlpSpec, *, name: str = "mlp") -> Slice:
@@ -40,8 +44,12 @@ def mlp(b: PlanBuilder, x: Slice, spec: MlpSpec, *, name: str = "mlp") -> Slice:
     width = 2 * spec.size if spec.is_gated else spec.size
     up_name = "gate_up_proj" if spec.is_gated else "up_proj"
     up = b.linear(x, f"{name}.{up_name}", spec.up, bias=spec.up_bias, out=b.buffer("up", width))
-    inner = b.buffer("inner", spec.size)
-    b.add(Activation(up, inner, spec.activation, spec.is_gated, limit=spec.limit))
+    if spec.xielu is not None:
+        b.add(Xielu(up, _xielu_numbers(b, f"{name}.xielu", spec.xielu)))
+        inner = up
+    else:
+        inner = b.buffer("inner", spec.size)
+        b.add(Activation(up, inner, spec.activation, spec.is_gated, limit=spec.limit))
     out = b.buffer("mlp_out", b.stream.size)
     return b.linear(
         inner, f"{name}.down_proj", [spec.down], bias=spec.down_bias, out=out, shard_unit=1
@@ -80,7 +88,8 @@ class MoeSpec:
         router: modules of the router's linear layer; a checkpoint has one of them.
         gate_up, down: tensors of the experts; alternatives are other layouts of a checkpoint.
         gate_up_bias, down_bias: likewise.
-        correction_bias: stored tensor of `Route.bias`.
+        correction_bias: stored tensor of `Route.bias`, or several: a checkpoint has one of them.
+            A `Source` is one that needs views.
         shared: an MLP that every token passes.
         shared_gate: module of one column whose sigmoid is a factor on the shared MLP's output.
     """
@@ -97,7 +106,7 @@ class MoeSpec:
     router_bias: bool = False
     gate_up_bias: Sequence[Sequence[Source]] | None = None
     down_bias: Sequence[Sequence[Source]] | None = None
-    correction_bias: str | None = None
+    correction_bias: str | Sequence[str | Source] | None = None
     scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
@@ -116,8 +125,12 @@ def moe(b: PlanBuilder, x: Slice, spec: MoeSpec) -> Slice:
     ids, weights = b.buffer("expert_ids", top_k), b.buffer("expert_weights", top_k)
     bias = None
     if spec.correction_bias is not None:
-        source = Source(spec.correction_bias, 0, count)
-        bias = b.parameter("moe.correction_bias", (count,), [source], initial=0.0)
+        given = spec.correction_bias
+        names = [given] if isinstance(given, str) else given
+        first, *others = [
+            [name if isinstance(name, Source) else Source(name, 0, count)] for name in names
+        ]
+        bias = b.parameter("moe.correction_bias", (count,), first, others=others, initial=0.0)
     b.add(
         Route(
             logits,
@@ -182,6 +195,16 @@ def expert_layouts(
         [gate_up, [Source(f"{stacked}.gate_up_proj", 0, 2 * size)]],
         [[Source(down, 0, hidden_size)], [Source(f"{stacked}.down_proj", 0, hidden_size)]],
     )
+
+
+def _xielu_numbers(b: PlanBuilder, name: str, module: str) -> str:
+    sources = [
+        Source(f"{module}.alpha_p", 0, 1, (Softplus(),)),
+        Source(f"{module}.alpha_n", 1, 1, (Softplus(),)),
+        Source(f"{module}.beta", 2, 1, (Flatten(()),)),
+        Source(f"{module}.eps", 3, 1, (Flatten(()),)),
+    ]
+    return b.parameter(name, (4,), sources, initial=0.5)
 
 
 def _router_logits(b: PlanBuilder, x: Slice, spec: MoeSpec) -> Slice:

@@ -40,15 +40,19 @@ class TensorNames:
     Attributes:
         renamed_prefixes: pairs of a stored prefix and its replacement; the first that fits is used.
         ignored: regular expressions of tensors that are not needed, such as buffers.
+        removed: parts of stored names that the sources lack, such as PEFT's ".base_layer".
     """
 
     renamed_prefixes: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
     def canonical(self, name: str) -> str | None:
         """The source's name for a stored name; None: the tensor is not needed."""
         if any(re.search(pattern, name) for pattern in self.ignored):
             return None
+        for part in self.removed:
+            name = name.replace(part, "")
         for prefix, replacement in self.renamed_prefixes:
             if name.startswith(prefix):
                 return replacement + name.removeprefix(prefix)

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from taco_worker.models.plan.views import EveryRow, GroupedRows, PlusOne, Shape, Transpose, View
+from taco_worker.models.plan.views import (
+    EveryRow,
+    GroupedRows,
+    PlusOne,
+    Shape,
+    Softplus,
+    SwappedHalves,
+    Transpose,
+    View,
+)
 from taco_worker.quant.weight_format import Quantization, WeightFormat
 
 EXPERT = "{expert}"
@@ -21,12 +30,15 @@ class Source:
             number; without it the tensor holds all experts in its first axis.
         start, count: the rows of the parameter (of each expert) that it fills.
         views: applied to the stored tensor (of each expert) one after another.
+        is_flat: the tensor has the rows of all experts one after another, without an axis of
+            experts (DBRX). Not in quantized checkpoints.
     """
 
     name: str
     start: int
     count: int
     views: tuple[View, ...] = ()
+    is_flat: bool = False
 
     @property
     def module(self) -> str:
@@ -51,7 +63,8 @@ class Source:
     @property
     def selects_rows(self) -> bool:
         """Whether the views only choose and reorder rows, which may also be those of codes."""
-        return all(isinstance(view, GroupedRows | EveryRow) for view in self.matrix_views)
+        kinds = GroupedRows | EveryRow | SwappedHalves
+        return all(isinstance(view, kinds) for view in self.matrix_views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,9 @@ class Parameter:
     def is_wide(self) -> bool:
         """Whether it stays float32 in models of narrower dtypes, which would round it."""
         sources = (source for layout in self.layouts for source in layout)
-        return any(isinstance(view, PlusOne) for source in sources for view in source.views)
+        return any(
+            isinstance(view, PlusOne | Softplus) for source in sources for view in source.views
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +178,7 @@ def weight_format(
     source: Source, expert: int | None, row_shape: Shape, quantization: Quantization | None
 ) -> WeightFormat | None:
     """The format of a source's matrix (of one expert) of rows of `row_shape`, if it has one."""
-    if quantization is None:
+    if quantization is None or source.is_flat:
         return None
     shape = source.matrix_shape(row_shape)
     module = source.module.replace(EXPERT, str(expert))
@@ -174,16 +189,19 @@ def _fills(
     parameter: Parameter, source: Source, expert: int | None, quantization: Quantization | None
 ) -> Iterator[tuple[str, Fill]]:
     row_shape = parameter.shape[1:] if expert is None else parameter.shape[2:]
-    is_stacked = expert is not None and EXPERT not in source.name
+    is_stacked = expert is not None and EXPERT not in source.name and not source.is_flat
     stack: Shape = (parameter.shape[0],) if is_stacked else ()
     format_ = weight_format(source, expert, row_shape, quantization)
     if format_ is None:
         shape: Shape = (source.count, *row_shape)
         for view in reversed(source.views):
             shape = view.stored_shape(shape)
+        views = source.views
+        if source.is_flat and expert is not None:
+            own = _rows_of_expert(expert, parameter.shape[0], shape[0])
+            shape, views = own.stored_shape(shape), (own, *views)
         name = source.name.replace(EXPERT, str(expert))
         stored = (*stack, *shape)
-        views = source.views
         yield name, Fill(parameter.name, expert, source.start, stored, views, is_stacked)
         return
     module = source.module.replace(EXPERT, str(expert))
@@ -202,3 +220,8 @@ def _fills(
             source.selects_rows,
         )
         yield module + suffix, fill
+
+
+def _rows_of_expert(expert: int, num_experts: int, count: int) -> View:
+    """The `count` rows of one expert among those of all."""
+    return GroupedRows(1, num_experts * count, expert * count, count)

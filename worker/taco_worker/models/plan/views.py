@@ -114,6 +114,24 @@ class EveryRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SwappedHalves:
+    """The rows of each head, its second half first (nanochat).
+
+    Attributes:
+        head_dim: rows of a head, an even number.
+    """
+
+    head_dim: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def apply(self, tensor: Any) -> Any:
+        halves = tensor.reshape(-1, 2, self.head_dim // 2, *tensor.shape[1:])
+        return halves[:, [1, 0]].reshape(tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class Flatten:
     """A tensor that is stored as `stored`, as rows (Cohere's norms are [heads, head_dim])."""
 
@@ -138,6 +156,17 @@ class PlusOne:
 
 
 @dataclass(frozen=True, slots=True)
+class Softplus:
+    """ln(1 + exp(x)) of numbers that are stored as x (xIELU's factors)."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor.float().exp().log1p()
+
+
+@dataclass(frozen=True, slots=True)
 class NormalizeRows:
     """Rows scaled to length 1 (Baichuan 2's LM head)."""
 
@@ -147,3 +176,15 @@ class NormalizeRows:
     def apply(self, tensor: Any) -> Any:
         rows = tensor.float()
         return rows / ((rows**2).sum(-1, keepdims=True) ** 0.5).clip(1e-7)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizeColumns:
+    """Columns scaled to length 1 (Ling's LM head)."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def apply(self, tensor: Any) -> Any:
+        rows = tensor.float()
+        return rows / ((rows**2).sum(0, keepdims=True) ** 0.5 + 1e-7)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from taco_worker.models.plan.ops.op import Op
+from taco_worker.models.plan.ops.op import Op, Shape
 from taco_worker.models.plan.slices import Slice
 
 
@@ -59,6 +60,21 @@ class Clip(InPlace):
     """x limited to [-limit, limit] (`clip_qkv` of OLMo)"""
 
     limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Xielu(InPlace):
+    """x = xIELU(x), an activation with learned numbers (Huang and Schlag 2024; Apertus)
+
+    Attributes:
+        weight: parameter [4]; `taco_kernels.reference.elementwise.xielu` has the numbers.
+    """
+
+    weight: str
+
+    @property
+    def parameters(self) -> Mapping[str, Shape]:
+        return {self.weight: (4,)}
 
 
 @dataclass(frozen=True, slots=True)
