@@ -1,21 +1,23 @@
-"""The code of docs/adding-a-model.md: recipes, checkpoints, a package, and parts of files."""
+"""The code of docs/adding-a-model.md: files of the repository and their parts, and a package."""
 
 from __future__ import annotations
 
-import ast
 import doctest
 import json
 import re
+import shlex
 import tomllib
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
+from support.architectures.native import Native
 from support.architectures.variant import Variant, token_sequences
+from support.architectures.variants import VARIANTS, variants_of
 from support.models import load_step_model
 from support.page_snippets import Snippet, snippets
 from support.paged import PagedRunner
@@ -24,13 +26,13 @@ from taco_llm import ModelRegistry, recipes
 from taco_llm.cli.main import main
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.registry import BUILT_IN
-from tools.models_page import Facts
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-model.md"
 SNIPPETS = list(snippets(PAGE))
 EXCERPTS = [one for one in SNIPPETS if one.kind == "excerpt"]
-ARCHITECTURES = {"SEED_OSS": "SeedOssForCausalLM", "MINIMAX_M2": "MiniMaxM2ForCausalLM"}
+# The examples: one that TACO has, and one for a package.
+BUILT_IN_EXAMPLE, PACKAGED = "SeedOssForCausalLM", "SolarOpenForCausalLM"
 NUM_BLOCKS = 40
 
 
@@ -39,55 +41,68 @@ def only(kind: str, argument: str = "") -> Snippet:
     return found
 
 
-def variant(name: str) -> Variant:
+def packaged_variant() -> Variant:
     values: dict[str, Any] = {}
-    exec(only("variant", name).text, values)
-    found: Variant = values[name]
+    exec(only("variant").text, values)
+    (found,) = (one for one in values.values() if isinstance(one, Variant))
     return found
 
 
-VARIANTS = {name: variant(name) for name in ARCHITECTURES}
-FIELDS = [
-    pytest.param(name, field, value, id=f"{name}-{field}")
-    for name, one in VARIANTS.items()
-    for field, value in one.fields
-]
+SOLAR_OPEN = packaged_variant()
+assert isinstance(SOLAR_OPEN.layout, Native)
+STACKED = replace(SOLAR_OPEN, layout=replace(SOLAR_OPEN.layout, as_saved_by_transformers=True))
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """For sys.path: the recipe of the first example, and the installed package of the second."""
-    modules = tmp_path_factory.mktemp("modules")
-    (modules / "seed_oss.py").write_text(only("recipe", "seed_oss").text)
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed package, for sys.path."""
     source = tmp_path_factory.mktemp("package")
     for file in (one for one in SNIPPETS if one.kind == "package"):
         (source / file.argument).write_text(file.text)
-    return [modules, pip_install(source, source.parent / "installed")]
+    return pip_install(source, source.parent / "installed")
 
 
-@pytest.fixture(autouse=True)
-def registered(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in folders:
-        monkeypatch.syspath_prepend(folder)
+@pytest.fixture
+def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(package)
     monkeypatch.setattr(ModelRegistry, "_registered", {})
-    ModelRegistry.register_model("SeedOssForCausalLM", "seed_oss:plan")
+
+
+def test_a_whole_file_is_shown() -> None:
+    files = [one for one in SNIPPETS if one.kind == "file"]
+    assert [one.argument for one in files] == [
+        f"worker/taco_worker/models/recipes/{BUILT_IN[BUILT_IN_EXAMPLE]}.py"
+    ]
+    for one in files:
+        assert one.text == (ROOT / one.argument).read_text()
+
+
+def test_every_part_of_the_first_example_is_shown() -> None:
+    """Its line of the registry, its config and variant, and its entry in the table of models."""
+    (variant,) = (one for one in variants_of(BUILT_IN_EXAMPLE) if one.fields)
+    shown = "".join(one.text for one in EXCERPTS)
+    assert f'"{BUILT_IN_EXAMPLE}": "{BUILT_IN[BUILT_IN_EXAMPLE]}",' in shown
+    assert f'"architectures": ["{BUILT_IN_EXAMPLE}"]' in shown
+    assert f'"{variant.name}"' in shown
+    assert f"- architectures: [{BUILT_IN_EXAMPLE}]" in shown
 
 
 @pytest.mark.parametrize("excerpt", EXCERPTS, ids=lambda one: one.argument)
 def test_part_of_a_file_is_there(excerpt: Snippet) -> None:
-    """As consecutive lines, indented by any number of spaces."""
+    """As consecutive lines, indented by any number of spaces; a comma may follow the last one."""
     lines = [rf"\1{re.escape(line)}" if line else "" for line in excerpt.text.splitlines()]
     first = re.escape(excerpt.text.splitlines()[0])
     pattern = "\n".join([rf"^( *){first}", *lines[1:]])
-    assert re.search(rf"{pattern}$", (ROOT / excerpt.argument).read_text(), re.MULTILINE)
+    assert re.search(rf"{pattern},?$", (ROOT / excerpt.argument).read_text(), re.MULTILINE)
 
 
 @pytest.mark.kernels
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("serves", ["kernels", "torch"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_and_greedy_tokens_are_the_oracles(name: str, serves: str, tmp_path: Path) -> None:
-    one = VARIANTS[name]
-    assert one.architecture == ARCHITECTURES[name]
+@pytest.mark.parametrize("one", [SOLAR_OPEN, STACKED], ids=["one by one", "stacked"])
+def test_logits_and_greedy_tokens_of_the_package_are_the_oracles(
+    one: Variant, serves: str, tmp_path: Path
+) -> None:
     path = one.make(tmp_path / "model")
     oracle = one.reference(path)
     sequences = token_sequences((52, 40, 3))
@@ -104,29 +119,32 @@ def test_logits_and_greedy_tokens_are_the_oracles(name: str, serves: str, tmp_pa
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("name", "field", "value"), FIELDS)
-def test_changed_field_follows_the_oracle(
-    name: str, field: str, value: Any, tmp_path: Path
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("field", "value"), SOLAR_OPEN.fields)
+def test_changed_field_of_the_package_follows_the_oracle(
+    field: str, value: Any, tmp_path: Path
 ) -> None:
-    one = VARIANTS[name]
-    path = one.make(tmp_path / "model", **{field: value})
+    path = SOLAR_OPEN.make(tmp_path / "model", **{field: value})
     sequences = token_sequences((21, 40))
     runner = PagedRunner(load_step_model(path, "kernels"), num_blocks=NUM_BLOCKS)
     actual = runner.step(dict(zip("ab", sequences, strict=True)))
-    for logits, expected in zip(actual.values(), one.reference(path)(sequences), strict=True):
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    expected = SOLAR_OPEN.reference(path)(sequences)
+    for logits, one in zip(actual.values(), expected, strict=True):
+        torch.testing.assert_close(logits, one, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_values_that_the_oracle_ignores_are_rejected(name: str, tmp_path: Path) -> None:
-    for index, (field, value) in enumerate(VARIANTS[name].rejected):
-        path = VARIANTS[name].make(tmp_path / str(index), **{field: value})
-        with pytest.raises(ValueError, match=field):
-            load_hf_config(path)
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("field", "value"), SOLAR_OPEN.rejected)
+def test_values_that_the_oracle_of_the_package_ignores_are_rejected(
+    field: str, value: Any, tmp_path: Path
+) -> None:
+    path = SOLAR_OPEN.make(tmp_path, **{field: value})
+    with pytest.raises(ValueError, match=field):
+        load_hf_config(path)
 
 
 def test_the_plan_is_printed_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(VARIANTS["SEED_OSS"].config))
+    (tmp_path / "config.json").write_text(json.dumps(VARIANTS["seed-oss-like"].config))
     assert main(["plan", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     shown = only("plan").text.splitlines()
@@ -141,13 +159,14 @@ def test_the_plan_is_printed_as_shown(tmp_path: Path, capsys: pytest.CaptureFixt
         assert found, part
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_program_registers_the_recipe() -> None:
     exec(only("program").text, {})
 
 
 @pytest.mark.kernels
 def test_logits_are_compared_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = VARIANTS["SEED_OSS"]
+    one = VARIANTS["seed-oss-like"]
     path = one.make(tmp_path / "model")
     (token_ids,) = token_sequences((30,))
     (expected,) = one.reference(path)([token_ids])
@@ -158,21 +177,23 @@ def test_logits_are_compared_as_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     assert max(differences) < 1e-4
 
 
-def test_the_package_declares_the_architecture() -> None:
+def test_the_package_declares_an_architecture_that_taco_has_not() -> None:
     project = tomllib.loads(only("package", "pyproject.toml").text)["project"]
     (name,) = project["entry-points"][recipes.ENTRY_POINT_GROUP]
-    assert name == ARCHITECTURES["MINIMAX_M2"]
-    package = only("package", "minimax_m2_recipe.py").text
+    assert name == SOLAR_OPEN.architecture == PACKAGED
+    assert name not in BUILT_IN
+    package = only("package", "solar_open_recipe.py").text
     assert re.findall(r"^from (taco\S+)", package, re.MULTILINE) == ["taco_llm.recipes"]
 
 
-def test_the_entries_of_the_example_have_the_form_of_the_tables() -> None:
-    entry = ast.literal_eval("{" + only("registry").text + "}")
-    assert entry == {"SeedOssForCausalLM": "seed_oss"}
-    assert not entry.keys() & BUILT_IN.keys()
-    assert [Facts(**one).architectures for one in yaml.safe_load(only("facts").text)] == [
-        ["SeedOssForCausalLM"]
-    ]
+def test_the_command_selects_tests_of_the_first_example() -> None:
+    _, *options = shlex.split(only("tests").text.replace("\\\n", " "))
+    assert options[:2] == ["-m", "pytest"]
+    word = options[options.index("-k") + 1]
+    assert {v.architecture for v in VARIANTS.values() if word in v.name} == {BUILT_IN_EXAMPLE}
+    files = [ROOT / one for one in options if one.endswith(".py")]
+    assert len(files) > 1
+    assert all("support.architectures.variants import" in one.read_text() for one in files)
 
 
 def test_the_doctest_holds() -> None:

@@ -68,8 +68,9 @@ def test_an_empty_vocabulary(directory: Path) -> None:
         load_tokenizer(config)
 
 
-def test_the_tokenizer_of_another_model(directory: Path) -> None:
-    (directory / "config.json").write_text('{"vocab_size": 20}')
+@pytest.mark.parametrize("config", ['{"vocab_size": 20}', '{"llm_config": {"vocab_size": 20}}'])
+def test_the_tokenizer_of_another_model(directory: Path, config: str) -> None:
+    (directory / "config.json").write_text(config)
     with pytest.raises(
         ConfigurationError, match=r"another model: it produces token .* has 20 tokens"
     ):

@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2 and Gemma 3: norms of 1 + weight, scaled embeddings, caps and windows."""
+"""Gemma 1 to 3, VaultGemma: norms of 1 + weight, scaled embeddings, caps and windows."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ _GEMMA_2 = {
     "final_logit_softcapping": 2.5,
     "sliding_window": 7,
 }
+_VAULTGEMMA = {**_GEMMA_2, "architectures": ["VaultGemmaForCausalLM"], "model_type": "vaultgemma"}
 _GEMMA_3_TEXT = {
     "model_type": "gemma3_text",
     **_GEMMA,
@@ -90,6 +91,12 @@ VARIANTS: tuple[Variant, ...] = (
         "gemma-2-transformers-5-like",
         _GEMMA_2,
         Native("Gemma2ForCausalLM", as_saved_by_transformers=True),
+    ),
+    Variant("vaultgemma-like", _VAULTGEMMA, Native("VaultGemmaForCausalLM"), _GEMMA_2_FIELDS),
+    Variant(
+        "vaultgemma-transformers-5-like",
+        _VAULTGEMMA,
+        Native("VaultGemmaForCausalLM", as_saved_by_transformers=True),
     ),
     Variant(
         "gemma-3-1b-like",

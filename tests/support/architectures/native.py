@@ -108,6 +108,8 @@ def random_values(like: Tensor, generator: torch.Generator) -> Tensor:
     if like.ndim > 1:
         spread = 1.5 * like.shape[-1] ** -0.5
         return torch.randn(like.shape, generator=generator) * spread
+    if like.ndim == 0:  # a constant, such as an epsilon, keeps its sign and size
+        return like * (1 + 0.2 * torch.randn((), generator=generator).clamp(-1, 1))
     # An uninitialized vector, such as an attention sink, may hold anything.
     start = torch.ones_like(like) if bool((like == 1).all()) else torch.zeros_like(like)
     return start + torch.randn(like.shape, generator=generator) * 0.2

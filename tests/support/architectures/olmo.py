@@ -1,14 +1,20 @@
-"""OLMo: norms after each branch, and norms of whole query and key projections."""
+"""OLMo: norms without weights (1), norms after each branch, and of whole queries and keys (2)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from support.architectures.llama import LLAMA, SIZE_FIELDS
+from support.architectures.llama import LLAMA, ROPE_FIELDS, SIZE_FIELDS
 from support.architectures.native import Native
 from support.architectures.variant import REMOVED, Variant
 
 _OLMO: dict[str, Any] = {**LLAMA, "attention_bias": False, "pad_token_id": None}
+_OLMO_1: dict[str, Any] = {
+    "architectures": ["OlmoForCausalLM"],
+    "model_type": "olmo",
+    **{name: value for name, value in _OLMO.items() if name != "rms_norm_eps"},
+    "clip_qkv": 0.8,
+}
 _OLMO_2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", **_OLMO}
 _YARN = {
     "rope_type": "yarn",
@@ -38,6 +44,27 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
 )
 
 VARIANTS: tuple[Variant, ...] = (
+    Variant(
+        "olmo-1-like",
+        _OLMO_1,
+        Native("OlmoForCausalLM"),
+        (
+            *SIZE_FIELDS,
+            *ROPE_FIELDS,
+            ("num_key_value_heads", 6),
+            ("num_key_value_heads", None),
+            ("head_dim", 16),
+            ("hidden_act", "gelu"),
+            ("clip_qkv", 0.3),
+            ("clip_qkv", None),
+            ("clip_qkv", REMOVED),
+            ("attention_bias", True),
+            ("attention_bias", REMOVED),
+            ("tie_word_embeddings", True),
+            ("tie_word_embeddings", REMOVED),
+        ),
+        rejected=(("mlp_bias", True), ("partial_rotary_factor", 0.5)),
+    ),
     Variant(
         "olmo-2-like",
         _OLMO_2,

@@ -229,11 +229,12 @@ def test_sampling_defaults(tmp_path: Path) -> None:
         ("{}", r"architecture \(config.json names none\) is not supported"),
         (
             '{"architectures": ["Qwen3NextForCausalLM"]}',
-            "similar names: Qwen3ForCausalLM, Qwen3MoeForCausalLM, QWenLMHeadModel; docs/",
+            "similar names: Qwen3ForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeFor.*; docs/",
         ),
         (
             '{"architectures": ["MambaForCausalLM"]}',
-            r"MambaForCausalLM is not supported; similar names: Llama.*; docs.* \d+ that are$",
+            r"MambaForCausalLM is not supported; similar names: Mllama.*, Llama.*; docs.* \d+ that "
+            "are$",
         ),
         ('{"architectures": ["LlamaForCausalLM"]}', "has no 'intermediate_size'"),
     ],

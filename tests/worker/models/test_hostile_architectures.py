@@ -16,7 +16,8 @@ LONGROPE = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] 
 SLIDING = "sliding_attention"
 LLAMA, MISTRAL, PHI_3 = "llama-2-like", "mistral-7b-v0.1-like", "phi-3-mini-128k-like"
 GEMMA_2, GEMMA_3, SMOLLM_3 = "gemma-2-like", "gemma-3-1b-like", "smollm3-like"
-MIXTRAL, DEEPSEEK = "mixtral-8x7b-like", "deepseek-v3-like"
+MIXTRAL, DEEPSEEK, MIMO = "mixtral-8x7b-like", "deepseek-v3-like", "mimo-v2-flash-like"
+EXAONE_4 = "exaone-4-pattern-like"
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
     (LLAMA, {"num_key_value_heads": 4}, "6 attention heads cannot share 4 KV heads evenly"),
@@ -52,6 +53,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (SMOLLM_3, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
     ("qwen-7b-like", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
     (SMOLLM_3, {"no_rope_layers": [-1] * 4}, "no_rope_layers must be a list of 0 and 1"),
+    (EXAONE_4, {"sliding_window_pattern": ""}, "must be a number or letters L and G, not ''"),
     ("granite-like", {"attention_multiplier": -1.0}, "scale must be positive, not -1.0"),
     ("olmoe-like", {"clip_qkv": 0}, "clip_qkv must be above 0, not 0"),
     ("pythia-like", {"rotary_pct": 2.0}, "partial_rotary_factor must be at most 1, not 2.0"),
@@ -62,6 +64,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (DEEPSEEK, {"topk_group": 99}, "the best 99 of 4 groups cannot be chosen"),
     (DEEPSEEK, {"qk_rope_head_dim": 7}, "an even rotary_dim of 2 or more, not 7"),
     (DEEPSEEK, {"first_k_dense_replace": -3}, "must be an integer, 0 or above, not -3"),
+    (MIMO, {"rope_scaling": YARN}, "is not supported, only None"),
+    (MIMO, {"hybrid_layer_pattern": [0, 1, 2]}, "hybrid_layer_pattern must be a list of 0 and 1"),
+    (MIMO, {"mlp_layer_types": ["moe"] * 3}, "mlp_layer_types must be dense or sparse, not 'moe'"),
 ]
 
 

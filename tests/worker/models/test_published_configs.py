@@ -167,7 +167,11 @@ def test_a_head_of_three_matrices_is_rejected() -> None:
         *("Glm4MoeForCausalLM", "GptOssForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
         *("Ministral3ForCausalLM", "PhimoeForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
         *("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "SmolLM3ForCausalLM"),
-        *("StableLmForCausalLM", "Starcoder2ForCausalLM"),
+        *("Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "HeliumForCausalLM", "CwmForCausalLM"),
+        *("StableLmForCausalLM", "Starcoder2ForCausalLM", "SeedOssForCausalLM"),
+        *("MiniMaxM2ForCausalLM", "VaultGemmaForCausalLM", "OrionForCausalLM"),
+        *("Ernie4_5_MoeForCausalLM", "Dots1ForCausalLM"),
+        *("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"),
     ],
 )
 def test_kv_heads_are_needed_where_the_class_has_a_number(architecture: str) -> None:

@@ -35,8 +35,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3-moe-like": {"hidden_size": 96, "moe_intermediate_size": 64, "head_dim": 32},
     "granite-moe-like": {"hidden_size": 192, "intermediate_size": 96},
     "deepseek-v3-like": {"hidden_size": 192, "moe_intermediate_size": 160},
+    "minimax-m2-like": {"hidden_size": 192, "intermediate_size": 160, "head_dim": 32},
 }
-LINEAR = re.compile(r"model\.layers\.[01]\..*(_proj|_proj_with_mqa|put_linear)\.weight$")
+LINEAR = re.compile(r"model\.layers\.[01]\..*(_proj|_proj_with_mqa|put_linear|w[123])\.weight$")
 
 
 def by_compressed_tensors(weights: dict[str, Any], format_: str) -> Callable[[Tensor], Packed]:
@@ -164,6 +165,16 @@ FORMATS |= {
         by_fp8((128, 128), ".weight_scale_inv"),
         {**_BLOCKS, "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"]},
     ),
+    "fp8 blocks of MiniMax-M2": (
+        "minimax-m2-like",
+        by_fp8((128, 128), ".weight_scale_inv"),
+        {
+            **_BLOCKS,
+            "activation_scheme": "dynamic",
+            "fmt": "float8_e4m3fn",
+            "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+        },
+    ),
     "fp8 tensors": ("llama-2-like", by_fp8(None, ".weight_scale"), _STATIC),
     "fbgemm_fp8": (
         "llama-2-like",
@@ -243,7 +254,13 @@ def test_both_forms_of_nvfp4_run_from_codes(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["fp8 blocks", "pack-quantized qwen3-moe-like", "head and embeddings"]
+    "name",
+    [
+        "fp8 blocks",
+        "fp8 blocks of MiniMax-M2",
+        "pack-quantized qwen3-moe-like",
+        "head and embeddings",
+    ],
 )
 def test_torch_runs_the_same_checkpoints(tmp_path: Path, name: str) -> None:
     quantized, dense = write_pair(tmp_path, name)

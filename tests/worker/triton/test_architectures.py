@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support.architectures.qwen2_vl import reference_of_inputs
-from support.architectures.variant import token_sequences
+from support.architectures.variant import Variant, token_sequences
 from support.architectures.variants import VARIANTS
 from support.paged import GivenTokens, PagedRunner
 from taco_kernels.kv_format import KVFormat
@@ -42,7 +42,23 @@ def load_on_triton(path: Path, graphs: CudaGraphs | None = None) -> TorchModel:
 def test_sinks_and_clipped_experts(tmp_path: Path) -> None:
     """gpt-oss: attention sinks, windows, biases of experts, a clipped gate with its own factor."""
     variant = VARIANTS["gpt-oss-like"]
-    path = variant.make(tmp_path / "model", swiglu_alpha=1.3)
+    _assert_follows(variant, variant.make(tmp_path / "model", swiglu_alpha=1.3))
+
+
+def test_heads_that_are_normed_after_their_rotation(tmp_path: Path) -> None:
+    """HunYuan: one kernel cannot rotate keys and write them."""
+    variant = VARIANTS["hunyuan-7b-like"]
+    _assert_follows(variant, variant.make(tmp_path / "model"))
+
+
+def test_experts_that_probabilities_with_a_bias_choose(tmp_path: Path) -> None:
+    """ERNIE 4.5."""
+    variant = VARIANTS["ernie-4.5-moe-like"]
+    _assert_follows(variant, variant.make(tmp_path / "model"))
+
+
+def _assert_follows(variant: Variant, path: Path) -> None:
+    """Compare two sequences, one of them in two chunks, with the oracle."""
     first, second = token_sequences((21, 5))
     runner = PagedRunner(load_on_triton(path))
     parts = [runner.step({"a": first[:9], "b": second}), runner.step({"a": first[9:]})]

@@ -11,13 +11,14 @@ from typing import Any
 from taco_common.json_file import read_json_object
 from taco_worker.kv_scales.stored_kv_cache import StoredKVCache, stored_kv_cache
 from taco_worker.models.config_fields import ConfigFields
-from taco_worker.models.config_reading import config_file, read_hf_config
+from taco_worker.models.config_reading import TIED, config_file, read_hf_config
 from taco_worker.models.converted.header import is_converted
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.registry import find_recipe
 from taco_worker.models.rope_parsing import check_rope_names, check_rope_type, is_by_layer_type
+from taco_worker.models.stored_layouts import with_stored_layouts
 from taco_worker.models.stored_modules import with_stored_modules
-from taco_worker.models.tied_embeddings import with_stored_embeddings
+from taco_worker.models.tied_embeddings import has_tied_head, with_stored_embeddings
 from taco_worker.models.weight_files import CheckpointFiles, LoadFormat
 from taco_worker.quant.config_files import quantization_config
 from taco_worker.quant.registry import read_online_quantization, read_quantization
@@ -28,7 +29,7 @@ SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_p
 # Upper limits: several times the largest published models, under Hugging Face's config names.
 _MAX_LAYERS, _MAX_WIDTH, _MAX_LENGTH = 1024, 2**20, 2**24
 _MAX_SIZES = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _MAX_LAYERS),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _MAX_LAYERS),
     **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size", "ffn_dim"), _MAX_WIDTH),
     **dict.fromkeys(("n_inner", "word_embed_proj_dim", "head_dim"), _MAX_WIDTH),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), _MAX_WIDTH),
@@ -112,11 +113,13 @@ def load_hf_config(
     generation = _read_json(generation_path) if generation_path.exists() else {}
     _check_sizes(file, hf_config)
     _check_types(file, hf_config)
+    if hf_config.get(TIED, False) is None:
+        hf_config[TIED] = has_tied_head(files)
     try:
         if not rope_scaling:
             check_rope_names(hf_config)
         config = _parse(files, _override_rope(hf_config, rope_scaling, rope_theta), generation)
-        plan = with_stored_embeddings(config.plan, files)
+        plan = with_stored_layouts(with_stored_embeddings(config.plan, files), files)
         settings = quantization_config(model_dir, hf_config)
         # What converted weights are, their header says.
         wanted = None if is_converted(model_dir) else quantization

@@ -12,8 +12,11 @@ from typing import Any
 
 from taco_common.json_file import read_json_object
 from taco_worker.models.mistral_format import PARAMS_FILE, hf_config_of
+from taco_worker.models.text_defaults import set_by_whole_model, text_defaults
 
-_NESTED = "text_config"
+# Fields that hold a text model; llm_config is InternVL's.
+_NESTED = ("text_config", "llm_config")
+TIED = "tie_word_embeddings"
 
 
 def config_file(model_dir: Path, config_format: str = "auto") -> Path:
@@ -38,16 +41,16 @@ def read_hf_config(file: Path, overrides: Mapping[str, Any] | None = None) -> di
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read, or its text_config is not an object.
+        ValueError: the file cannot be read, or its text model is not an object.
     """
     fields = read_json_object(file)
     if file.name == PARAMS_FILE:
         fields = hf_config_of(fields, file)
     overrides = overrides or {}
     fields = merged(fields, overrides)
-    if _NESTED in fields:
-        fields = _text_part(fields, file)
-        outer = {name: value for name, value in overrides.items() if name != _NESTED}
+    if nested := next((name for name in _NESTED if name in fields), None):
+        fields = _text_part(fields, nested, file)
+        outer = {name: value for name, value in overrides.items() if name != nested}
         fields = merged(fields, outer)
     return fields
 
@@ -63,20 +66,25 @@ def merged(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
     return result
 
 
-def _text_part(fields: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The fields of the text model of a model for text and images.
+def _text_part(fields: dict[str, Any], nested: str, file: Path) -> dict[str, Any]:
+    """The fields of the text model of a model for text and images, which are those of `nested`.
 
     The architecture of the text model is its own, the one that its model type is named after
     (`gemma3_text` is Gemma3ForCausalLM), or that of the file; the first one with a recipe counts.
+    tie_word_embeddings is null if both configs have it and differ: versions of transformers read
+    either.
     """
-    text = fields.pop(_NESTED)
+    text = fields.pop(nested)
     if not isinstance(text, dict):
-        raise ValueError(f"{file}: text_config is not an object")
+        raise ValueError(f"{file}: {nested} is not an object")
     architectures = list(text.get("architectures") or ())
-    model_type = str(text.get("model_type") or "").removesuffix("_text")
-    if model_type:
-        words = "".join(word[:1].upper() + word[1:] for word in model_type.split("_"))
+    model_type = str(text.get("model_type") or "")
+    if class_name := model_type.removesuffix("_text"):
+        words = "".join(word[:1].upper() + word[1:] for word in class_name.split("_"))
         architectures.append(f"{words}ForCausalLM")
     architectures += fields.get("architectures") or ()
+    fields = {**fields, **set_by_whole_model(fields.get("model_type"))}
     given = {name: value for name, value in text.items() if value is not None or name not in fields}
-    return {**fields, **given, "architectures": architectures}
+    if fields.get(TIED) is not None and given.get(TIED, fields[TIED]) != fields[TIED]:
+        given[TIED] = None
+    return {**fields, **text_defaults(model_type), **given, "architectures": architectures}

@@ -1,4 +1,4 @@
-"""Tied token embeddings that a checkpoint stores under the name of the LM head."""
+"""Whether the token embeddings are the LM head, where the files of a checkpoint tell."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from dataclasses import replace
 
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.weight_files import CheckpointFiles, find_weight_files, stored_tensors
+
+# Names of LM heads; InternLM 2's is `output`.
+_LM_HEAD = re.compile(r"(^|\.)lm_head\.|^(language_model\.)?output\.")
+
+
+def has_tied_head(checkpoint: CheckpointFiles) -> bool | None:
+    """Whether a checkpoint stores no LM head, for a config that does not say whether it is tied.
+
+    None: no weight files can be read.
+    """
+    if checkpoint.load_format in ("dummy", "sharded_state"):
+        return None
+    try:
+        files = find_weight_files(checkpoint)
+        return not any(_LM_HEAD.search(name) for file in files for name in stored_tensors(file))
+    except ValueError:
+        return None
 
 
 def with_stored_embeddings(plan: ModelPlan, checkpoint: CheckpointFiles) -> ModelPlan:

@@ -23,8 +23,11 @@ _OTHERS = _ROUTERS | frozenset(
         *("word_embeddings", "embedding", "embeddings"),
     }
 )
-_OUTER = ("model", "language_model", "transformer")
-_PREFIXES = ("", "model.", "transformer.", "language_model.model.", "model.language_model.")
+_OUTER = ("model", "language_model", "text_model", "transformer")
+_PREFIXES = (
+    *("", "model.", "transformer."),
+    *("language_model.model.", "model.language_model.", "model.text_model."),
+)
 _TABLES = frozenset({"wte", "wpe"})
 _PLAIN = re.compile(r"[\w.-]*")
 

@@ -29,6 +29,8 @@ VOCABULARY_FILES = (
 _WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 # Any vocabulary has a token, at least an unknown token, for a part of it.
 _SAMPLE = "Hello, world! 0 a é 你好 привет"
+# Fields of config.json that hold a text model.
+_NESTED = ("text_config", "llm_config")
 _ADVICE = "name one with --tokenizer, or serve token ids alone with --skip-tokenizer-init"
 
 
@@ -89,8 +91,9 @@ def vocab_size_of(config: ModelConfig) -> int | None:
     directory, overrides = Path(config.model).expanduser(), config.hf_overrides or {}
     names = ["params.json"] if config.config_format == "mistral" else ["config.json", "params.json"]
     for fields in (overrides, *(_object(directory / name) for name in names)):
-        text = fields.get("text_config")
-        for part in (fields, text if isinstance(text, Mapping) else {}):
+        for part in (fields, *map(fields.get, _NESTED)):
+            if not isinstance(part, Mapping):
+                continue
             if isinstance(size := part.get("vocab_size"), int):
                 return size
     return None

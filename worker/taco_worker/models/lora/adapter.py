@@ -88,7 +88,7 @@ def check_mergeable(config: ModelConfig) -> None:
 
 
 def adapter_file(directory: Path) -> Path:
-    """The file of an adapter's tensors; raises ValueError if there is none."""
+    """The file of an adapter's tensors; raises ValueError if the directory has no such file."""
     for name in FILES:
         if (directory / name).is_file():
             return directory / name

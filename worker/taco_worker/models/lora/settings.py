@@ -54,8 +54,8 @@ def read_settings(directory: Path) -> LoraSettings:
     """Read the settings of the adapter in `directory`.
 
     Raises:
-        ValueError: there are none, they are not those of a LoRA adapter, or ask for something that
-            a merge does not cover.
+        ValueError: the file is missing or damaged, is not that of a LoRA adapter, or asks for
+            something that a merge does not cover.
     """
     file = directory / SETTINGS_FILE
     try:

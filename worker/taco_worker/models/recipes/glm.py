@@ -15,13 +15,20 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     return decoder(architecture, glm_spec(fields))
 
 
-def glm_spec(fields: ConfigFields) -> DecoderSpec:
+def glm_spec(
+    fields: ConfigFields,
+    *,
+    eps: float = 1.5625e-7,
+    default_head_dim: int | None = 128,
+    default_partial: float = 0.5,
+) -> DecoderSpec:
+    """The arguments are what configs without a field mean, as of `llama_spec`."""
     spec = llama_spec(
         fields,
         qkv_bias=fields.flag("attention_bias", default=True),
-        eps=1.5625e-7,
-        default_head_dim=128,
-        default_partial=0.5,
+        eps=eps,
+        default_head_dim=default_head_dim,
+        default_partial=default_partial,
         mlp=fused_mlp(fields),
     )
     assert spec.rotary is not None

@@ -9,11 +9,11 @@ from taco_worker.models.plan.decoder_block import LAYER, LayerNorms, decoder
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.recipes.glm import glm_spec
 
-_NORMS = LayerNorms(
+SANDWICH = LayerNorms(
     attn_out=f"{LAYER}.post_self_attn_layernorm", mlp_out=f"{LAYER}.post_mlp_layernorm"
 )
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     fields.needs("num_key_value_heads")
-    return decoder(architecture, replace(glm_spec(fields), norms=_NORMS))
+    return decoder(architecture, replace(glm_spec(fields), norms=SANDWICH))

@@ -19,12 +19,16 @@ from taco_worker.models.rope import RotaryConfig
 
 _LAYER = "transformer.h.{layer}"
 # Causal masks are stored as buffers.
-_NAMES = TensorNames(ignored=(r"\.attn\.(masked_)?bias$",))
+_NAMES = TensorNames(ignored=(r"\.attn\.((masked_)?bias|causal_mask)$",))
 _THETA = 10_000.0  # no field changes it
 
 
 def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     fields.only("rotary", True)
+    return decoder(architecture, gptj_spec(fields))
+
+
+def gptj_spec(fields: ConfigFields) -> DecoderSpec:
     hidden_size, num_heads = fields.size("n_embd"), fields.size("n_head")
     heads = Heads(num_heads, num_heads, hidden_size // num_heads)
     # Null rotates a whole head.
@@ -40,7 +44,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         Module(f"{_LAYER}.mlp.{name}", width)
         for name, width in (("fc_in", size), ("fc_out", hidden_size))
     )
-    spec = DecoderSpec(
+    return DecoderSpec(
         sizes=Sizes(
             fields.size("vocab_size"),
             hidden_size,
@@ -62,4 +66,3 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         final_norm="transformer.ln_f",
         names=_NAMES,
     )
-    return decoder(architecture, spec)

@@ -1,11 +1,12 @@
-"""Granite 3 MoE: Granite with a mixture of experts in every layer."""
+"""Granite 3 MoE: Granite with a mixture of experts in every layer, and maybe a shared expert."""
 
 from __future__ import annotations
 
 from taco_worker.models.config_fields import ConfigFields
+from taco_worker.models.plan.builder import Module
 from taco_worker.models.plan.decoder_block import LAYER, decoder
 from taco_worker.models.plan.llama_block import llama_spec
-from taco_worker.models.plan.mlp_block import MoeSpec, expert_layouts
+from taco_worker.models.plan.mlp_block import MlpSpec, MoeSpec, expert_layouts
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.recipes.granite import with_factors
@@ -32,6 +33,7 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         router=_ROUTERS,
         gate_up=[*([Source(name, 0, 2 * size)] for name in _GATE_UP), gate_up[0]],
         down=[*([Source(name, 0, hidden_size)] for name in _DOWN), down[0]],
+        shared=_shared_expert(fields),
     )
     spec = llama_spec(
         fields,
@@ -40,3 +42,13 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
         mixtures=[mixture] * fields.size("num_hidden_layers"),
     )
     return decoder(architecture, with_factors(fields, spec))
+
+
+def _shared_expert(fields: ConfigFields) -> MlpSpec | None:
+    """Of GraniteMoeShared."""
+    size = fields.count("shared_intermediate_size", default=0)
+    if not size:
+        return None
+    up = Module(f"{LAYER}.shared_mlp.input_linear", 2 * size)
+    down = Module(f"{LAYER}.shared_mlp.output_linear", fields.size("hidden_size"))
+    return MlpSpec(size, fields.activation("hidden_act", default="silu"), [up], down, True)

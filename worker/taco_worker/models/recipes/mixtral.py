@@ -24,13 +24,15 @@ def plan(fields: ConfigFields, architecture: str) -> ModelPlan:
     return decoder(architecture, spec)
 
 
-def mixture_of_experts(fields: ConfigFields, *, default_experts: int = 8) -> MoeSpec:
-    """`default_experts`: number of experts of configs without it."""
+def mixture_of_experts(
+    fields: ConfigFields, *, default_experts: int = 8, default_top_k: int = 2
+) -> MoeSpec:
+    """`default_experts`, `default_top_k`: numbers of experts of configs without the fields."""
     size, hidden_size = fields.size("intermediate_size"), fields.size("hidden_size")
     gate_up, down = expert_layouts(f"{_MOE}.experts", size, hidden_size, ("w1", "w3", "w2"))
     return MoeSpec(
         fields.size("num_local_experts", default=default_experts),
-        fields.size("num_experts_per_tok", default=2),
+        fields.size("num_experts_per_tok", default=default_top_k),
         size,
         fields.activation("hidden_act", default="silu"),
         "softmax",
