@@ -52,7 +52,8 @@ class ResponseFormats:
     Args:
         tokenizer: of the model; None: nothing is parsed.
         tool_parser, reasoning_parser: names of formats, or `auto` for the checkpoint's own response
-            template; None: no such format.
+            template; None: no such format. Without both, answers of gpt-oss are read all the same:
+            their text without special tokens makes no sense.
         tool_plugin, reasoning_plugin: places of further formats; see `plugins`.
 
     Raises:
@@ -95,6 +96,8 @@ class ResponseFormats:
             partial(reasoning_format, hidden=hidden),
             template,
         )
+        if chosen_tools is None and chosen_reasoning is None and _writes_channels(tokenizer):
+            chosen_reasoning = HARMONY
         self._tools, self._reasoning, self._channels = _parts(chosen_tools, chosen_reasoning)
         if self._channels is not None and tokenizer is not None:
             _check_tokens(self._channels, tokenizer)
@@ -330,6 +333,11 @@ def _parts(
         f"--tool-call-parser {CHANNEL_TOOLS} and --reasoning-parser {CHANNEL_REASONING} are for "
         "the same models: give both, or one of them alone"
     )
+
+
+def _writes_channels(tokenizer: Tokenizer | None) -> bool:
+    """Whether the model is gpt-oss, the only one with these tokens."""
+    return tokenizer is not None and all(one in tokenizer.added_tokens for one in HARMONY.tokens)
 
 
 def _check_tokens(channels: ChannelFormat, tokenizer: Tokenizer) -> None:

@@ -68,7 +68,7 @@ ANSWERS: dict[str, tuple[str, Parts]] = {
     "thought that is cut": ("<|channel|>analysis<|message|>I see \n", ("I see \n", "", [])),
     "header that is cut": (f"{THOUGHT}{NEXT}<|channel|>fin", ("I see é.", "", [])),
     "arguments that are cut": (f'{CALL}{{"a": ', ("", "", [("f", '{"a": ')])),
-    "arguments that are none": (f"{CALL}<|call|>", ("", "", [("f", "")])),
+    "no arguments": (f"{CALL}<|call|>", ("", "", [("f", "")])),
     "end without a next message": (f"{THOUGHT} more", ("I see é.", " more", [])),
     "long header": (f"<|channel|>{'x' * 600}<|message|>y", ("", f"<|channel|>{'x' * 600}", [])),
     "nothing": ("", ("", "", [])),
@@ -234,6 +234,22 @@ def test_one_flag_is_enough_for_reasoning() -> None:
         assert options is not None
         assert options.reasoning is not None
         assert options.tools is None
+
+
+def test_channels_are_read_without_flags() -> None:
+    options = ResponseFormats(tokenizer(), None, None).options(
+        [], SCHEMAS, max_calls=None, skip_special_tokens=True
+    )
+    assert options is not None
+    assert options.channels is HARMONY
+    assert options.tools is None
+    without = FastTokenizer(trained_tokenizer())
+    assert (
+        ResponseFormats(without, None, None).options(
+            [], SCHEMAS, max_calls=None, skip_special_tokens=True
+        )
+        is None
+    )
 
 
 def test_arguments_are_json() -> None:
