@@ -16,10 +16,40 @@ from gguf.constants import GGML_QUANT_SIZES
 from safetensors.numpy import load_file, save_file
 
 from support.gguf_files.blocks import quantized
+from support.gguf_files.other_tensors import OTHER_TENSORS, rows_form
 from support.gguf_files.parameters import add_parameters, num_blocks, rope_factors
 from support.gguf_files.tokenizer import add_tokenizer
 
 ARCHITECTURES = {
+    "AfmoeForCausalLM": MODEL_ARCH.AFMOE,
+    "ArceeForCausalLM": MODEL_ARCH.ARCEE,
+    "BailingMoeForCausalLM": MODEL_ARCH.BAILINGMOE,
+    "BailingMoeV2ForCausalLM": MODEL_ARCH.BAILINGMOE2,
+    "DbrxForCausalLM": MODEL_ARCH.DBRX,
+    "DeciLMForCausalLM": MODEL_ARCH.DECI,
+    "DeepseekForCausalLM": MODEL_ARCH.DEEPSEEK,
+    "Dots1ForCausalLM": MODEL_ARCH.DOTS1,
+    "Ernie4_5ForCausalLM": MODEL_ARCH.ERNIE4_5,
+    "Ernie4_5_ForCausalLM": MODEL_ARCH.ERNIE4_5,
+    "Ernie4_5_MoeForCausalLM": MODEL_ARCH.ERNIE4_5_MOE,
+    "Exaone4ForCausalLM": MODEL_ARCH.EXAONE4,
+    "ExaoneForCausalLM": MODEL_ARCH.EXAONE,
+    "Glm4MoeLiteForCausalLM": MODEL_ARCH.DEEPSEEK2,
+    "GraniteMoeSharedForCausalLM": MODEL_ARCH.GRANITE_MOE,
+    "HunYuanDenseV1ForCausalLM": MODEL_ARCH.HUNYUAN_DENSE,
+    "HunYuanMoEV1ForCausalLM": MODEL_ARCH.HUNYUAN_MOE,
+    "JAISLMHeadModel": MODEL_ARCH.JAIS,
+    "Jais2ForCausalLM": MODEL_ARCH.JAIS2,
+    "MPTForCausalLM": MODEL_ARCH.MPT,
+    "MiMoV2FlashForCausalLM": MODEL_ARCH.MIMO2,
+    "MiniCPM3ForCausalLM": MODEL_ARCH.MINICPM3,
+    "MiniCPMForCausalLM": MODEL_ARCH.MINICPM,
+    "MiniMaxM2ForCausalLM": MODEL_ARCH.MINIMAXM2,
+    "OlmoForCausalLM": MODEL_ARCH.OLMO,
+    "OrionForCausalLM": MODEL_ARCH.ORION,
+    "Qwen3VLForConditionalGeneration": MODEL_ARCH.QWEN3VL,
+    "Qwen3VLMoeForConditionalGeneration": MODEL_ARCH.QWEN3VLMOE,
+    "SeedOssForCausalLM": MODEL_ARCH.SEED_OSS,
     "BaiChuanForCausalLM": MODEL_ARCH.BAICHUAN,
     "BaichuanForCausalLM": MODEL_ARCH.BAICHUAN,
     "ChatGLMForConditionalGeneration": MODEL_ARCH.CHATGLM,
@@ -69,9 +99,9 @@ ARCHITECTURES = {
 _PERMUTED = (
     *(MODEL_ARCH.LLAMA, MODEL_ARCH.GRANITE, MODEL_ARCH.GRANITE_MOE),
     *(MODEL_ARCH.MISTRAL3, MODEL_ARCH.SMOLLM3, MODEL_ARCH.XVERSE),
+    *(MODEL_ARCH.ARCEE, MODEL_ARCH.DEEPSEEK, MODEL_ARCH.MINICPM, MODEL_ARCH.OLMO),
 )
 _SHIFTED = (MODEL_ARCH.GEMMA, MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3, MODEL_ARCH.NEMOTRON)
-_TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 _HEAD = re.compile(r"(.*layernorm)\.norms\.(\d+)\.weight")
 _NOT_QUANTIZED = re.compile(r"(norm|norms\.\d+|\.gate|wpe|shared_expert_gate)\.weight$")
@@ -112,20 +142,23 @@ def write_gguf(
         extra: names of further tensors.
     """
     config = json.loads((directory / "config.json").read_text())
+    config |= config.get("text_config", {})
     architecture = ARCHITECTURES[config["architectures"][0]]
     weights = directory / "model.safetensors"
     tensors = {name: tensor.astype(np.float32) for name, tensor in load_file(weights).items()}
-    is_gpt2 = architecture is MODEL_ARCH.GPT2
     stored: dict[str, _Stored] = {}
     for name, numbers in tensors.items():
-        if name.endswith("kv_b_proj.weight") and not old_latents:
+        is_split = architecture is MODEL_ARCH.DEEPSEEK2 and not old_latents
+        if name.endswith("kv_b_proj.weight") and is_split:
             latents, tensors[name] = _latent_parts(config, name, numbers, kind)
             stored |= latents
             continue
-        is_transposed = is_gpt2 and _TRANSPOSED.search(name)
-        rows = np.ascontiguousarray(numbers.T if is_transposed else numbers)
+        whole = np.atleast_1d(numbers)
+        axes, shape = rows_form(config, architecture, name, whole.shape)
+        rows = np.ascontiguousarray(whole.reshape(shape).transpose(axes))
         stored[name], values = _stored(name, rows, kind)
-        tensors[name] = np.ascontiguousarray(values.T if is_transposed else values)
+        restored = values.transpose(np.argsort(axes))
+        tensors[name] = np.ascontiguousarray(restored).reshape(whole.shape)
     save_file(tensors, weights, {"format": "pt"})
     names = gguf.get_tensor_name_map(architecture, num_blocks(config))
     writer = GGUFWriter(
@@ -189,26 +222,38 @@ def _converted(
     config: dict[str, Any], architecture: MODEL_ARCH, tensors: dict[str, _Stored]
 ) -> Iterator[tuple[str, _Stored]]:
     """The tensors in the converter's form, some under other names."""
-    num_heads = config.get("num_attention_heads") or config["n_head"]
+    heads = ("num_attention_heads", "n_head", "n_heads")
+    num_heads = next(config[one] for one in heads if config.get(one))
     num_kv_heads = config.get("num_key_value_heads") or num_heads
     groups: dict[str, dict[int, _Stored]] = {}
-    for name, one in tensors.items():
-        data = one.data
-        if re.search(r"^visual|rotary_(pos_)?emb|\.(attn|attention)\.(masked_)?bias$", name):
+    for original, one in tensors.items():
+        name, data = original.replace("language_model.", ""), one.data
+        if re.search(
+            r"(^|\.)visual\.|^relative_pe\.|^transformer\.relative_pe\.|rotary_(pos_)?emb|\.(attn|attention)\.(masked_)?bias$",
+            name,
+        ):
             continue
         if (match := re.match(r"model\.layers\.(\d+)\.", name)) and (
             int(match[1]) >= num_blocks(config)
         ):
             continue
-        if match and re.search(r"(wqkv|W_pack)\.weight$", name):
+        is_bailing = architecture is MODEL_ARCH.BAILINGMOE
+        fused = "query_key_value" if is_bailing else "wqkv|W_pack"
+        if match and re.search(rf"({fused})\.weight$", name):
             yield from _split_qkv(config, architecture, f"blk.{match[1]}.attn_", one)
+            continue
+        convert = OTHER_TENSORS.get(architecture)
+        others = None if convert is None else convert(config, name, data)
+        if others is not None:
+            yield from ((other, _Stored(numbers, one.kind)) for other, numbers in others)
             continue
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         if architecture in _PERMUTED and re.search(r"[qk]_proj\.(weight|bias)$", name):
             data = _permuted(data, num_heads if ".q_proj." in name else num_kv_heads)
         if architecture in _SHIFTED and name.endswith("norm.weight"):
             data = data + 1
-        if "query_key_value" in name and architecture is not MODEL_ARCH.CHATGLM:
+        whole = (MODEL_ARCH.BAILINGMOE2, MODEL_ARCH.CHATGLM)
+        if "query_key_value" in name and architecture not in whole:
             data = _by_kind(data, num_heads, _falcon_kv_heads(config, num_heads))
         if architecture is MODEL_ARCH.GPT_OSS:
             yield from _gpt_oss(name, one)
@@ -235,11 +280,15 @@ def _converted(
 def _split_qkv(
     config: dict[str, Any], architecture: MODEL_ARCH, prefix: str, one: _Stored
 ) -> Iterator[tuple[str, _Stored]]:
-    """`modify_tensors` of `InternLM2Model`, whose heads are in groups, and of `BaichuanModel`."""
+    """`modify_tensors` of `InternLM2Model`, whose heads are in groups, and of two others."""
     num_heads = config["num_attention_heads"]
     num_kv_heads = config.get("num_key_value_heads", num_heads)
     if architecture is MODEL_ARCH.BAICHUAN:
         query, key, value = np.split(one.data, 3)
+    elif architecture is MODEL_ARCH.BAILINGMOE:
+        size = one.data.shape[0] // (num_heads + 2 * num_kv_heads)
+        ends = [size * num_heads, size * (num_heads + num_kv_heads)]
+        query, key, value = np.split(one.data, ends)
     else:
         groups = one.data.reshape(
             num_kv_heads, num_heads // num_kv_heads + 2, -1, one.data.shape[-1]

@@ -9,15 +9,28 @@ import gguf
 import numpy as np
 from gguf import MODEL_ARCH, GGUFWriter
 
+from support.gguf_files.other_parameters import OTHER_PARAMETERS
+
 _WITHOUT_HEAD_SIZE = (MODEL_ARCH.GRANITE, MODEL_ARCH.GRANITE_MOE, MODEL_ARCH.CHATGLM)
+_WITHOUT_RMS_NORM = (MODEL_ARCH.CHATGLM, MODEL_ARCH.ORION)
+_WITHOUT_THETA = (
+    *(MODEL_ARCH.CHATGLM, MODEL_ARCH.BAICHUAN),
+    *(MODEL_ARCH.ORION, MODEL_ARCH.MINICPM3),
+)
+
+
+_SIGMOID = (
+    *(MODEL_ARCH.AFMOE, MODEL_ARCH.BAILINGMOE2, MODEL_ARCH.DOTS1, MODEL_ARCH.MIMO2),
+    *(MODEL_ARCH.GLM4_MOE, MODEL_ARCH.MINIMAXM2),
+)
 
 
 def num_blocks(config: dict[str, Any]) -> int:
-    """Layers in a file: GLM 4.5's have those that predict further tokens too."""
-    names = ("num_hidden_layers", "n_layer", "num_layers")
+    """Layers in a file: GLM 4.5's and Ling 2's have those that predict further tokens too."""
+    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     count = next(config[name] for name in names if name in config)
-    is_glm = config["model_type"] == "glm4_moe"
-    return int(count + (config["num_nextn_predict_layers"] if is_glm else 0))
+    has_others = config["model_type"] in ("glm4_moe", "bailing_moe_v2")
+    return int(count + (config["num_nextn_predict_layers"] if has_others else 0))
 
 
 def add_parameters(
@@ -32,11 +45,12 @@ def add_parameters(
     def find(*names: str) -> Any:
         return next((config[name] for name in names if config.get(name) is not None), None)
 
-    hidden_size, num_heads = find("hidden_size", "n_embd"), find("num_attention_heads", "n_head")
+    hidden_size = find("hidden_size", "n_embd", "d_model")
+    num_heads = find("num_attention_heads", "n_head", "n_heads")
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_block_count(num_blocks(config))
-    length = find("max_position_embeddings", "n_positions", "seq_length", "model_max_length")
-    writer.add_context_length(length or 2048)
+    lengths = ("n_positions", "seq_length", "max_seq_len", "model_max_length")
+    writer.add_context_length(find("max_position_embeddings", *lengths) or 2048)
     writer.add_embedding_length(hidden_size)
     size = find("intermediate_size", "n_inner", "ffn_hidden_size")
     writer.add_feed_forward_length(size or 4 * hidden_size)
@@ -50,13 +64,13 @@ def add_parameters(
         writer.add_head_count_kv(kv_heads)
     elif architecture is MODEL_ARCH.STARCODER:
         writer.add_head_count_kv(1)
-    if (eps := find("rms_norm_eps")) and architecture is not MODEL_ARCH.CHATGLM:
+    if (eps := find("rms_norm_eps")) and architecture not in _WITHOUT_RMS_NORM:
         writer.add_layer_norm_rms_eps(eps)
     if eps := find("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
         writer.add_layer_norm_eps(eps)
     rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     theta = rope.get("rope_theta")
-    if theta and architecture not in (MODEL_ARCH.CHATGLM, MODEL_ARCH.BAICHUAN):
+    if theta and architecture not in _WITHOUT_THETA:
         writer.add_rope_freq_base(theta)
     head_dim = config.get("head_dim")
     if head_dim and architecture not in _WITHOUT_HEAD_SIZE:
@@ -80,23 +94,27 @@ def add_parameters(
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
         if factor := rope.get("attention_factor"):
             writer.add_rope_scaling_yarn_attn_factor(factor)
+    elif kind == "longrope":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
     if sections := rope.get("mrope_section"):
         writer.add_rope_dimension_sections([*sections, 0])
     if experts := find("num_local_experts", "num_experts"):
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-    if architecture in (MODEL_ARCH.DEEPSEEK2, MODEL_ARCH.GLM4_MOE):
+        if architecture is not MODEL_ARCH.HUNYUAN_MOE:
+            writer.add_expert_used_count(config["num_experts_per_tok"])
+    if architecture in (MODEL_ARCH.DEEPSEEK2, MODEL_ARCH.DOTS1, MODEL_ARCH.GLM4_MOE):
         _add_routed_experts(writer, config)
     if architecture is MODEL_ARCH.DEEPSEEK2:
         _add_latents(writer, config, old=old_latents)
-    if architecture is MODEL_ARCH.GLM4_MOE:
+    if architecture in _SIGMOID:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture is MODEL_ARCH.GLM4_MOE:
         writer.add_nextn_predict_layers(config["num_nextn_predict_layers"])
     _add_own(writer, config, architecture)
 
 
 def _add_routed_experts(writer: GGUFWriter, config: dict[str, Any]) -> None:
-    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_leading_dense_block_count(config.get("first_k_dense_replace", 1))
     writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_expert_count(config["n_routed_experts"])
     writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -110,10 +128,9 @@ def _add_routed_experts(writer: GGUFWriter, config: dict[str, Any]) -> None:
 
 def _add_latents(writer: GGUFWriter, config: dict[str, Any], *, old: bool) -> None:
     """`DeepseekV2Model.set_gguf_parameters`, today's and that before keys were split."""
-    if config["scoring_func"] == "sigmoid" or not old:
-        writer.add_expert_gating_func(
-            getattr(gguf.ExpertGatingFuncType, config["scoring_func"].upper())
-        )
+    scoring = config.get("scoring_func", "sigmoid")
+    if scoring == "sigmoid" or not old:
+        writer.add_expert_gating_func(getattr(gguf.ExpertGatingFuncType, scoring.upper()))
     if config.get("q_lora_rank"):
         writer.add_q_lora_rank(config["q_lora_rank"])
     rank, rope_dim = config["kv_lora_rank"], config["qk_rope_head_dim"]
@@ -138,7 +155,7 @@ def _add_own(writer: GGUFWriter, config: dict[str, Any], architecture: MODEL_ARC
             rope = config["rope_parameters"]
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-        case MODEL_ARCH.QWEN3MOE:
+        case MODEL_ARCH.QWEN3MOE | MODEL_ARCH.QWEN3VLMOE:
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         case MODEL_ARCH.GEMMA2:
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
@@ -197,6 +214,10 @@ def _add_own(writer: GGUFWriter, config: dict[str, Any], architecture: MODEL_ARC
             writer.add_embedding_scale(config["embedding_multiplier"])
             writer.add_residual_scale(config["residual_multiplier"])
             writer.add_logit_scale(config["logits_scaling"])
+            if size := config.get("shared_intermediate_size"):
+                writer.add_expert_shared_feed_forward_length(size)
+        case _ if architecture in OTHER_PARAMETERS:
+            OTHER_PARAMETERS[architecture](writer, config)
 
 
 def rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -37,9 +37,18 @@ _NAMES = (
     *("chatglm3-6b-like", "glm-4-9b-chat-like", "glm-4-9b-like", "internlm2-like"),
     *("baichuan-7b-like", "baichuan-13b-like", "baichuan2-7b-like"),
     *("pythia-like", "gpt-neox-serial-like", "qwen-7b-like"),
+    *("ernie-4.5-like", "seed-oss-like", "exaone-4-32b-like", "exaone-4-1.2b-like"),
+    *("exaone-3.5-like", "hunyuan-7b-like", "hunyuan-a13b-like", "arcee-like"),
+    *("minimax-m2-like", "dots1-like", "ernie-4.5-moe-like", "olmo-1-like"),
+    *("qwen3-vl-like", "qwen3-vl-moe-like", "minicpm-2b-like", "minicpm4-like", "minicpm3-like"),
+    *("orion-14b-like", "mpt-7b-like", "mpt-7b-storywriter-like"),
+    *("deepseek-moe-like", "ling-like", "granite-moe-shared-like", "glm-4.7-flash-like"),
+    *("ling-2-like", "trinity-like", "jais-family-like", "jais-2-like", "dbrx-like"),
+    *("mimo-v2-flash-like", "nemotron-nas-like", "decilm-7b-like"),
 )
 
 
+_NAS = VARIANTS["nemotron-nas-like"].config["block_configs"]
 # What llama.cpp's files cannot say, at the values that its reader assumes.
 _ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "gemma-2-like": {"query_pre_attn_scalar": 20},
@@ -67,6 +76,59 @@ _ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "olmo-3-like": {"rope_theta": 500_000.0},
     "internlm2-like": {"rope_scaling": None},
     "baichuan-13b-like": {"num_hidden_layers": 40, "intermediate_size": 40},
+    "nemotron-nas-like": {  # also with a layer that has neither attention nor an MLP
+        "num_hidden_layers": 5,
+        "block_configs": [*_NAS, {**_NAS[1], "ffn": _NAS[2]["ffn"]}],
+    },
+    "jais-family-like": {"tie_word_embeddings": False},
+    "ling-like": {"first_k_dense_replace": 0},
+    "trinity-like": {
+        "num_hidden_layers": 5,
+        "layer_types": None,
+        "global_attn_every_n_layers": 4,
+    },
+    "hunyuan-a13b-like": {"head_dim": 12, "attention_head_dim": 12},
+    "minicpm4-like": {
+        "rope_scaling": {
+            **VARIANTS["minicpm4-like"].config["rope_scaling"],
+            "original_max_position_embeddings": 256,
+        },
+    },
+    "minicpm3-like": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+    "qwen3-vl-moe-like": {
+        "text_config": {
+            **VARIANTS["qwen3-vl-moe-like"].config["text_config"],
+            "mlp_only_layers": [],
+        },
+    },
+}
+
+
+# Sizes of which rows are whole blocks.
+_WIDE: Mapping[str, Mapping[str, Any]] = {
+    "ling-like": {
+        "hidden_size": 192,
+        "head_dim": 32,
+        "moe_intermediate_size": 64,
+        "norm_head": False,
+    },
+    "granite-moe-shared-like": {
+        "hidden_size": 192,
+        "intermediate_size": 64,
+        "shared_intermediate_size": 96,
+    },
+    "dbrx-like": {
+        "d_model": 192,
+        "ffn_config": {**VARIANTS["dbrx-like"].config["ffn_config"], "ffn_hidden_size": 64},
+    },
+    "nemotron-nas-like": {"hidden_size": 192},
+    "hunyuan-a13b-like": {
+        "hidden_size": 192,
+        "head_dim": 32,
+        "attention_head_dim": 32,
+        "intermediate_size": 64,
+        "moe_intermediate_size": [64, 64],
+    },
 }
 
 
@@ -94,16 +156,26 @@ def test_logits(name: str, tmp_path: Path) -> None:
         ("mixtral-8x7b-like", "Q4_0", {"old_experts": True}),
         ("baichuan-7b-like", "Q8_0", {"max_tensors": 1}),
         ("internlm2-like", "Q8_0", {}),
+        ("ling-like", "Q8_0", {"max_tensors": 1}),
+        ("granite-moe-shared-like", "Q8_0", {}),
+        ("dbrx-like", "Q8_0", {}),
+        ("nemotron-nas-like", "Q8_0", {}),
+        ("exaone-3.5-like", "Q4_0", {}),
+        ("hunyuan-a13b-like", "Q8_0", {}),
+        ("minimax-m2-like", "Q8_0", {}),
+        ("minicpm3-like", "Q8_0", {}),
     ],
 )
 def test_forms_of_files(name: str, kind: str, old: dict[str, Any], tmp_path: Path) -> None:
     """Quantized ones too, whose numbers the oracle has; some matrices are in parts."""
     variant = VARIANTS[name]
     sizes: dict[str, Any] = {} if kind == "F32" else {"hidden_size": 192, "intermediate_size": 64}
-    if kind != "F32" and name.startswith("deepseek"):
+    if kind != "F32" and name.startswith(("deepseek", "minicpm3")):
         sizes |= {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": 64}
         sizes |= {"moe_intermediate_size": 64}
-    source = variant.make(tmp_path / "hf", **_ASSUMED.get(name, {}), **sizes)
+    if kind != "F32":
+        sizes |= _WIDE.get(name, {})
+    source = variant.make(tmp_path / "hf", **{**_ASSUMED.get(name, {}), **sizes})
     file = write_gguf(source, tmp_path / "model.gguf", kind, **old)
     directory = model_directory(file, tmp_path / "cache")
     sequences = three_sequences()

@@ -27,6 +27,10 @@ _NAMES = (
     "glm-4.5-like",
     "baichuan-7b-like",
     "phi-3.5-moe-like",
+    "nemotron-nas-like",
+    "mimo-v2-flash-like",
+    "ernie-4.5-moe-like",
+    "minicpm3-like",
 )
 _NUMBERS = (0, 1, 2, 3, 5, 31, 2**8, 2**16, 2**24, 2**31, 2**32 - 1, 2**48, 2**63, 2**64 - 1)
 _FLOATS = (0.0, -1.0, 1e-45, 1e38, float("inf"), float("nan"))

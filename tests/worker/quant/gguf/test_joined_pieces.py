@@ -69,6 +69,16 @@ def test_rows_of_one_matrix(value_kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(rows, torch.from_numpy(wanted), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("shape", [(8,), (1, 8)])
+def test_vectors_with_an_axis_of_one(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """ERNIE's biases of routers; converters may drop the axis."""
+    numbers = _random(*shape)
+    file = _write(tmp_path / "m.gguf", "ernie4_5-moe", {"blk.0.exp_probs_b.bias": (numbers, "F32")})
+    ((name, tensor),) = _read(file).items()
+    assert name == "model.layers.0.mlp.moe_statics.e_score_correction_bias"
+    assert np.array_equal(tensor.numpy(), numbers.reshape(1, 8))
+
+
 def test_latent_heads(tmp_path: Path) -> None:
     keys, values = _random(2, 32, _COLUMNS), _random(2, 6, 32)
     tensors = {"blk.0.attn_v_b.weight": (values, "F16"), "blk.0.attn_k_b.weight": (keys, "Q8_0")}

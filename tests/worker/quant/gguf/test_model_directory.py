@@ -107,7 +107,7 @@ def _written(file: Path, architecture: str, **keys: str) -> Path:
 @pytest.mark.parametrize(
     ("architecture", "keys", "message"),
     [
-        ("whisper", {}, "the architecture 'whisper' is not supported; known: baichuan, "),
+        ("whisper", {}, "the architecture 'whisper' is not supported; known: afmoe, arcee, "),
         ("llama", {}, r"it has no key 'llama\.attention\.head_count'"),
         ("llama", {"llama__attention__head_count": "x"}, "must be a positive integer, not 'x'"),
     ],

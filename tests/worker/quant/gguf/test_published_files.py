@@ -67,6 +67,37 @@ def test_numbers_by_layer(file: Path) -> None:
         _config(file, llama__attention__head_count_kv=[6, 2])
 
 
+def test_numbers_of_single_layers(tmp_path: Path) -> None:
+    """Layers of DeciLM have their own numbers of KV heads, or no attention."""
+    source = VARIANTS["nemotron-nas-like"].make(tmp_path / "hf")
+    file = write_gguf(source, tmp_path / "m.gguf")
+    with pytest.raises(ValueError, match="head_count_kv has 3 items, and none of layer 3"):
+        _config(file, deci__attention__head_count_kv=[2, 0, 3])
+    with pytest.raises(ValueError, match="head_count_kv must have integers from 0, not -1"):
+        _config(file, deci__attention__head_count_kv=[2, 0, 3, -1])
+    with pytest.raises(ValueError, match=r"'blk\.3\.attn_k\.weight' is in a layer without atten"):
+        _config(file, deci__attention__head_count_kv=[2, 0, 3, 0])
+    with pytest.raises(ValueError, match=r"head_count has \[6\] and 12, not one number"):
+        _config(file, deci__attention__head_count=[6, 0, 6, 12])
+    with pytest.raises(ValueError, match="one matrix instead of attention are not supported"):
+        _config(file, deci__attention__head_count=6)
+
+
+def test_factors_of_minicpm(tmp_path: Path) -> None:
+    """Files before 2026 may lack them: the models of that time have the same ones."""
+    source = VARIANTS["minicpm-2b-like"].make(tmp_path / "hf")
+    file = write_gguf(source, tmp_path / "m.gguf")
+    config = _config(file)
+    assert (config["scale_emb"], config["dim_model_base"]) == (3.0, 40)
+    assert config["scale_depth"] == pytest.approx(0.9)
+    names = ("embedding_scale", "residual_scale", "logit_scale")
+    without = _config(file, **{f"minicpm__{name}": _REMOVED for name in names})
+    factors = [without[name] for name in ("scale_emb", "scale_depth", "dim_model_base")]
+    assert factors == [12.0, 1.4, 256]
+    with pytest.raises(ValueError, match=r"logit_scale must divide .* into an integer, not 0\.7"):
+        _config(file, minicpm__logit_scale=0.7)
+
+
 def test_keys_that_say_nothing_of_the_model(file: Path) -> None:
     keys: dict[str, Any] = {
         "general__file_type": 15,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from taco_worker.models.config_fields import ConfigFields
-from taco_worker.models.plan.mlp_block import MoeSpec
+from taco_worker.models.plan.mlp_block import MoeSpec, expert_layouts
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.plan.views import Transpose
 
@@ -27,6 +27,8 @@ def mixture_of_experts(ffn: ConfigFields, hidden_size: int) -> MoeSpec:
     power = ffn.values.get("moe_normalize_expert_weights", 1)
     if power not in (None, 1):
         raise ValueError(f"moe_normalize_expert_weights must be 1 or null, not {power!r}")
+    # Files of other formats have the matrices of each expert.
+    (own_gate_up, *_), (own_down, *_) = expert_layouts(f"{LAYER}.ffn.experts", size, hidden_size)
     gate, up, down = (f"{_EXPERTS}.{name}" for name in ("w1", "v1", "w2"))
     return MoeSpec(
         ffn.size("moe_num_experts", default=4),
@@ -36,6 +38,9 @@ def mixture_of_experts(ffn: ConfigFields, hidden_size: int) -> MoeSpec:
         "softmax",
         renormalize=power is not None,
         router=(f"{LAYER}.ffn.router.layer",),
-        gate_up=[[Source(gate, 0, size, is_flat=True), Source(up, size, size, is_flat=True)]],
-        down=[[Source(down, 0, hidden_size, (Transpose(),), is_flat=True)]],
+        gate_up=[
+            [Source(gate, 0, size, is_flat=True), Source(up, size, size, is_flat=True)],
+            own_gate_up,
+        ],
+        down=[[Source(down, 0, hidden_size, (Transpose(),), is_flat=True)], own_down],
     )

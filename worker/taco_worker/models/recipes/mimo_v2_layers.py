@@ -8,7 +8,7 @@ from taco_worker.models.config_fields import ConfigFields
 from taco_worker.models.plan.sliding_windows import FULL, SLIDING, layer_types
 
 _DENSE, _SPARSE = "dense", "sparse"  # values of mlp_layer_types
-_PERIOD = 6  # one layer of so many sees all tokens
+_PERIOD = 6  # layers, one of which sees all tokens
 
 
 def attention_types(fields: ConfigFields) -> Sequence[str]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from taco_worker.quant.gguf.blocks.block_types import BlockType
 from taco_worker.quant.gguf.blocks.matrix import SUFFIX, GgufMatrix
 from taco_worker.quant.gguf.header import TensorInfo
+from taco_worker.quant.gguf.name_table import NameTable
 from taco_worker.quant.gguf.pieces import Piece
-from taco_worker.quant.gguf.tensor_names import NameTable
 
 if TYPE_CHECKING:
     from torch import Tensor

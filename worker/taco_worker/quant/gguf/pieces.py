@@ -10,15 +10,15 @@ from taco_worker.quant.gguf.blocks.block_types import BlockType
 from taco_worker.quant.gguf.config.metadata import Metadata
 from taco_worker.quant.gguf.config.source import num_layers
 from taco_worker.quant.gguf.header import TensorInfo
+from taco_worker.quant.gguf.name_table import EXPERT, NameTable
 from taco_worker.quant.gguf.rows import HeadsByKind, NeighbouringPairs, RowOrder
 from taco_worker.quant.gguf.tensor_names import (
-    EXPERT,
     FALCON_TWO_NORMS,
     MIXTRAL,
+    MOE_STATICS,
     NAME_TABLES,
     ROPE_FACTORS,
     WITHOUT_SUFFIX,
-    NameTable,
 )
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class PieceFinder:
     def __init__(self, metadata: Metadata, names: Mapping[str, TensorInfo]) -> None:
         """Raises ValueError for an architecture that is not supported."""
         self.table = _find_table(metadata, names)
-        self._heads = metadata.size("attention.head_count")
-        self._kv_heads = metadata.size("attention.head_count_kv", self._heads)
+        self._metadata = metadata
+        metadata.largest("attention.head_count")
         self._head_dim = metadata.optional_size("attention.key_length")
         self._num_layers = num_layers(metadata)
 
@@ -136,10 +136,11 @@ class PieceFinder:
             for expert in range(info.shape[0]):
                 name = module.replace(EXPERT, str(expert)) + suffix
                 yield Piece(name, info, info.shape[1:], expert=expert)
-        elif base in ("attn_q_norm", "attn_k_norm") and module.endswith("_layernorm"):
+        elif module.endswith((".q_layernorm", ".k_layernorm")):
             yield from _by_head(info, module)
         elif base in WITHOUT_SUFFIX:
-            yield Piece(module, info, info.shape)
+            is_row = module.endswith(MOE_STATICS) and len(info.shape) == 1
+            yield Piece(module, info, (1, *info.shape) if is_row else info.shape)
         else:
             yield self._whole(info, base, module + suffix)
 
@@ -147,9 +148,10 @@ class PieceFinder:
         shape = info.shape
         order: RowOrder | None = None
         if self.table.permuted and base in ("attn_q", "attn_k"):
-            order = NeighbouringPairs(self._heads if base == "attn_q" else self._kv_heads)
+            heads, kv_heads = self._heads_of(info)
+            order = NeighbouringPairs(heads if base == "attn_q" else kv_heads)
         elif self.table.heads_by_kind and base == "attn_qkv":
-            order = HeadsByKind(self._heads, self._kv_heads)
+            order = HeadsByKind(*self._heads_of(info))
         if order is not None:
             _check_rows(info, order, shape[0])
         is_plain = not isinstance(info.type, BlockType)
@@ -166,15 +168,16 @@ class PieceFinder:
 
     def _split_qkv(self, info: TensorInfo) -> Iterator[Piece]:
         """Queries, keys and values, which Hugging Face stores in three tensors."""
-        num_heads = self._heads + 2 * self._kv_heads
+        query_heads, kv_heads = self._heads_of(info)
+        num_heads = query_heads + 2 * kv_heads
         size = self._head_dim or info.shape[0] // num_heads
         if size * num_heads != info.shape[0]:
             raise ValueError(f"tensor {info.name!r} has {info.shape[0]} rows for {num_heads} heads")
         start = 0
         for base, heads in (
-            ("attn_q", self._heads),
-            ("attn_k", self._kv_heads),
-            ("attn_v", self._kv_heads),
+            ("attn_q", query_heads),
+            ("attn_k", kv_heads),
+            ("attn_v", kv_heads),
         ):
             count = heads * size
             found = self.table.find(info.name.replace("attn_qkv", base))
@@ -186,6 +189,15 @@ class PieceFinder:
             shape = (count, *info.shape[1:])
             yield Piece(name, info, shape, rows=(start, count), order=order)
             start += count
+
+    def _heads_of(self, info: TensorInfo) -> tuple[int, int]:
+        """The heads of queries, and of keys and values, in the layer of a tensor."""
+        layer = self.table.layer_of(info.name) or 0
+        heads = self._metadata.count("attention.head_count", layer)
+        kv_heads = self._metadata.count("attention.head_count_kv", layer, heads)
+        if not heads or not kv_heads:
+            raise ValueError(f"tensor {info.name!r} is in a layer without attention")
+        return heads, kv_heads
 
     def _split_experts(self, info: TensorInfo) -> Iterator[Piece]:
         """Gates and ups of experts in one tensor."""

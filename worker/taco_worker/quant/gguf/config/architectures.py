@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from taco_worker.quant.gguf.config.gpt_family import GPT_FAMILY
+from taco_worker.quant.gguf.config.llama_family import LLAMA_FAMILY
 from taco_worker.quant.gguf.config.mixtures import MIXTURES
+from taco_worker.quant.gguf.config.shared_experts import SHARED_EXPERTS
 from taco_worker.quant.gguf.config.source import (
     ConfigSource,
     Fields,
     decoder,
     experts,
     layer_norm_epsilon,
+    layer_types,
 )
+from taco_worker.quant.gguf.config.uneven_layers import UNEVEN_LAYERS
 
 _LAYERS_WITH_ALIBI = 40  # of Baichuan
 
@@ -62,6 +66,7 @@ def _qwen2(source: ConfigSource) -> Fields:
 
 
 def _qwen3(source: ConfigSource) -> Fields:
+    """Qwen 3, and the text part of Qwen3-VL: positions of texts are the same on all axes."""
     return decoder(source, "Qwen3ForCausalLM", "qwen3", use_sliding_window=False)
 
 
@@ -71,7 +76,7 @@ def _olmo2(source: ConfigSource) -> Fields:
     window = metadata.optional_size("attention.sliding_window")
     if window is None:
         return decoder(source, "Olmo2ForCausalLM", "olmo2")
-    types = _layer_types(source, 4)
+    types = layer_types(source, 4)
     fields = decoder(source, "Olmo3ForCausalLM", "olmo3", sliding_window=window, layer_types=types)
     theta = fields.pop("rope_theta")
     scaling = fields.pop("rope_scaling", {"rope_type": "default"})
@@ -111,27 +116,13 @@ def _gemma3(source: ConfigSource) -> Fields:
         hidden_activation="gelu_pytorch_tanh",
         final_logit_softcapping=metadata.optional_number("final_logit_softcapping"),
         sliding_window=window,
-        layer_types=_layer_types(source, 6 if window else 1),
+        layer_types=layer_types(source, 6 if window else 1),
         query_pre_attn_scalar=_gemma_scalar(source, layers_of_27b=62),
         rope_local_base_freq=metadata.number("rope.freq_base_swa", 10_000.0),
     )
     if metadata.get("rope.freq_base") is None:
         fields["rope_theta"] = 1_000_000.0
     return fields
-
-
-def _layer_types(source: ConfigSource, period: int) -> list[str]:
-    """Every layer has a window, except each `period`-th one, unless the file says which."""
-    num_layers = source.num_layers
-    given = source.metadata.get("attention.sliding_window_pattern")
-    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        period = given
-    has_window = [bool((layer + 1) % period) for layer in range(num_layers)]
-    if isinstance(given, list):
-        if len(given) != num_layers:
-            raise ValueError(f"sliding_window_pattern has {len(given)} items, not {num_layers}")
-        has_window = [bool(one) for one in given]
-    return ["sliding_attention" if one else "full_attention" for one in has_window]
 
 
 def _gemma_scalar(source: ConfigSource, layers_of_27b: int) -> int:
@@ -223,7 +214,7 @@ def _cohere2(source: ConfigSource) -> Fields:
         layer_norm_eps=layer_norm_epsilon(source),
         logit_scale=source.metadata.number("logit_scale"),
         sliding_window=source.metadata.size("attention.sliding_window"),
-        layer_types=_layer_types(source, 4),
+        layer_types=layer_types(source, 4),
     )
 
 
@@ -242,11 +233,12 @@ def _granite(source: ConfigSource) -> Fields:
 
 
 def _granite_moe(source: ConfigSource) -> Fields:
+    fields = {**_granite(source), **experts(source, "num_local_experts")}
     if source.has("ffn_up_shexp.weight"):
-        raise ValueError("Granite with shared experts is not supported")
-    mixture = experts(source, "num_local_experts")
-    names = {"architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe"}
-    return {**_granite(source), **mixture, **names}
+        fields["shared_intermediate_size"] = source.rows("ffn_up_shexp.weight")
+        names = {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+        return {**fields, **names}
+    return {**fields, "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe"}
 
 
 def _glm4(source: ConfigSource) -> Fields:
@@ -305,6 +297,7 @@ ARCHITECTURES: Mapping[str, Callable[[ConfigSource], Fields]] = {
     "qwen2": _qwen2,
     "qwen2vl": _qwen2_vl,
     "qwen3": _qwen3,
+    "qwen3vl": _qwen3,
     "olmo2": _olmo2,
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -325,5 +318,8 @@ ARCHITECTURES: Mapping[str, Callable[[ConfigSource], Fields]] = {
     "internlm2": _internlm2,
     "baichuan": _baichuan,
     **GPT_FAMILY,
+    **LLAMA_FAMILY,
     **MIXTURES,
+    **SHARED_EXPERTS,
+    **UNEVEN_LAYERS,
 }

@@ -103,6 +103,41 @@ def _qwen(source: ConfigSource) -> Fields:
     return fields
 
 
+def _mpt(source: ConfigSource) -> Fields:
+    metadata = source.metadata
+    bias = metadata.number("attention.max_alibi_bias")
+    return {
+        "architectures": ["MPTForCausalLM"],
+        "model_type": "mpt",
+        "d_model": source.hidden_size,
+        "n_heads": source.num_heads,
+        "n_layers": source.num_layers,
+        "max_seq_len": metadata.size("context_length"),
+        "layer_norm_epsilon": layer_norm_epsilon(source),
+        "no_bias": True,
+        "attn_config": {
+            "alibi": bias > 0,
+            "alibi_bias_max": bias,
+            "clip_qkv": metadata.optional_number("attention.clamp_kqv") or None,
+            "kv_n_heads": source.num_kv_heads,
+        },
+    }
+
+
+def _jais(source: ConfigSource) -> Fields:
+    """The factors on embeddings and logits are in the matrices."""
+    if (bias := source.metadata.number("attention.max_alibi_bias", 8.0)) != 8:
+        raise ValueError(f"jais.attention.max_alibi_bias must be 8, not {bias}")
+    return {
+        **_gpt2(source),
+        "architectures": ["JAISLMHeadModel"],
+        "model_type": "jais",
+        "activation_function": "swiglu",
+        "position_embedding_type": "alibi",
+        "mup_scale_qk_dot_by_d": True,
+    }
+
+
 GPT_FAMILY: Mapping[str, Callable[[ConfigSource], Fields]] = {
     "falcon": _falcon,
     "bloom": _bloom,
@@ -110,4 +145,6 @@ GPT_FAMILY: Mapping[str, Callable[[ConfigSource], Fields]] = {
     "starcoder": _starcoder,
     "gptneox": _gpt_neox,
     "qwen": _qwen,
+    "mpt": _mpt,
+    "jais": _jais,
 }

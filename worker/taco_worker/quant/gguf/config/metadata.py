@@ -45,6 +45,27 @@ class Metadata:
             raise ValueError(f"{self._name(key)} must be a positive integer, not {value!r:.100}")
         return value
 
+    def count(self, key: str, layer: int, default: int | None = None) -> int:
+        """The number of a layer, 0 or more of a list; files may have one number for all layers."""
+        value = self._find(key, default)
+        if not isinstance(value, list):
+            return self.size(key, default)
+        if layer >= len(value):
+            raise ValueError(f"{self._name(key)} has {len(value)} items, and none of layer {layer}")
+        return self._item(key, value[layer])
+
+    def largest(self, key: str, default: int | None = None) -> int:
+        """Of a list by layer, the largest number."""
+        value = self._find(key, default)
+        if not isinstance(value, list) or not value:
+            return self.size(key, default)
+        return max(self._item(key, one) for one in value)
+
+    def _item(self, key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_SIZE:
+            raise ValueError(f"{self._name(key)} must have integers from 0, not {value!r:.100}")
+        return value
+
     def optional_size(self, key: str) -> int | None:
         """None: the key is missing or 0."""
         return self.size(key) if self.get(key) else None

@@ -11,7 +11,7 @@ from taco_worker.quant.gguf.config.metadata import shortest
 from taco_worker.quant.gguf.config.rope_settings import rope_settings
 from taco_worker.quant.gguf.config.source import ConfigSource, Fields, decoder, experts
 
-_SOFTMAX, _SIGMOID = 1, 2  # numbers of expert_gating_func
+SOFTMAX, SIGMOID = 1, 2  # numbers of expert_gating_func
 _GLM_FLASH_VOCABULARY, _GLM_FLASH_LAYERS = 154_880, (47, 48)
 
 
@@ -30,6 +30,7 @@ def _qwen2_moe(source: ConfigSource) -> Fields:
 
 
 def _qwen3_moe(source: ConfigSource) -> Fields:
+    """Also the text part of Qwen3-VL MoE."""
     return decoder(
         source,
         "Qwen3MoeForCausalLM",
@@ -96,10 +97,10 @@ def _deepseek2(source: ConfigSource) -> Fields:
         "v_head_dim": metadata.size(f"attention.value_length{suffix}"),
         "attention_bias": False,
         "rope_interleave": True,
-        **_routed_experts(source),
+        **routed_experts(source),
         **_deepseek_rope(source),
     }
-    if _gating(source) == _SIGMOID:
+    if _gating(source) == SIGMOID:
         fields |= {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
         names = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
     else:
@@ -125,8 +126,8 @@ def _gating(source: ConfigSource) -> int:
     if value is None:
         num_tokens = source.tensors["token_embd.weight"].shape[0]
         is_flash = num_tokens == _GLM_FLASH_VOCABULARY and source.num_layers in _GLM_FLASH_LAYERS
-        return _SIGMOID if is_flash else _SOFTMAX
-    if value not in (_SOFTMAX, _SIGMOID):
+        return SIGMOID if is_flash else SOFTMAX
+    if value not in (SOFTMAX, SIGMOID):
         raise ValueError(
             f"{source.metadata.architecture}.expert_gating_func is {value}; 1 (softmax) and 2 "
             "(sigmoid) are supported"
@@ -134,7 +135,7 @@ def _gating(source: ConfigSource) -> int:
     return value
 
 
-def _routed_experts(source: ConfigSource) -> Fields:
+def routed_experts(source: ConfigSource) -> Fields:
     """The experts of DeepSeek and GLM 4.5."""
     metadata = source.metadata
     count = metadata.optional_size("expert_count")
@@ -156,13 +157,13 @@ def _glm4_moe(source: ConfigSource) -> Fields:
     metadata = source.metadata
     if metadata.get("rope.dimension_sections") is not None:
         raise ValueError("GLM 4.5V, whose positions have several axes, is not supported")
-    if (gating := metadata.optional_size("expert_gating_func")) not in (None, _SIGMOID):
+    if (gating := metadata.optional_size("expert_gating_func")) not in (None, SIGMOID):
         raise ValueError(f"glm4moe.expert_gating_func must be 2 (sigmoid), not {gating}")
     return decoder(
         source,
         "Glm4MoeForCausalLM",
         "glm4_moe",
-        **_routed_experts(source),
+        **routed_experts(source),
         attention_bias=source.has("attn_q.bias"),
         use_qk_norm=source.has("attn_q_norm.weight"),
         partial_rotary_factor=source.partial_rotary_factor,
@@ -190,6 +191,7 @@ def _phi_moe(source: ConfigSource) -> Fields:
 MIXTURES: Mapping[str, Callable[[ConfigSource], Fields]] = {
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
+    "qwen3vlmoe": _qwen3_moe,
     "olmoe": _olmoe,
     "gpt-oss": _gpt_oss,
     "deepseek2": _deepseek2,

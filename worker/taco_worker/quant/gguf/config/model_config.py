@@ -62,7 +62,7 @@ def _check_counts(source: ConfigSource, embeddings: TensorInfo) -> None:
     metadata = source.metadata
     name = metadata.architecture
     layers = {match[1] for one in source.tensors if (match := _LAYER.match(one))}
-    if source.num_layers > len(layers):
+    if source.num_layers > len(layers) + _layers_without_blocks(metadata):
         raise ValueError(
             f"{name}.block_count is {source.num_layers}, and it has tensors of {len(layers)} layers"
         )
@@ -71,15 +71,25 @@ def _check_counts(source: ConfigSource, embeddings: TensorInfo) -> None:
             f"{name}.embedding_length is {source.hidden_size}, and 'token_embd.weight' has "
             f"{embeddings.shape[1]} columns"
         )
-    if max(source.num_heads, source.num_kv_heads) > source.hidden_size:
+    num_heads = metadata.largest("attention.head_count")
+    num_kv_heads = metadata.largest("attention.head_count_kv", num_heads)
+    if max(num_heads, num_kv_heads) > source.hidden_size:
         raise ValueError(
-            f"{name}.attention.head_count is {source.num_heads}, and head_count_kv "
-            f"{source.num_kv_heads}: more than {source.hidden_size} columns"
+            f"{name}.attention.head_count is {num_heads}, and head_count_kv "
+            f"{num_kv_heads}: more than {source.hidden_size} columns"
         )
     count = metadata.optional_size("expert_count") or 0
     stored = max((_experts_of(one) for one in source.tensors.values()), default=0)
     if count > stored:
         raise ValueError(f"{name}.expert_count is {count}, and it has tensors of {stored}")
+
+
+def _layers_without_blocks(metadata: Metadata) -> int:
+    """The layers that have neither attention nor an MLP, as the largest Nemotron-NAS has."""
+    heads, sizes = metadata.get("attention.head_count"), metadata.get("feed_forward_length")
+    if not isinstance(heads, list) or not isinstance(sizes, list):
+        return 0
+    return sum(one == other == 0 for one, other in zip(heads, sizes, strict=False))
 
 
 def _experts_of(info: TensorInfo) -> int:

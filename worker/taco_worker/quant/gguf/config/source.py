@@ -114,3 +114,17 @@ def experts(source: ConfigSource, num_experts: str = "num_experts") -> Fields:
         num_experts: source.metadata.size("expert_count"),
         "num_experts_per_tok": source.metadata.size("expert_used_count"),
     }
+
+
+def layer_types(source: ConfigSource, period: int) -> list[str]:
+    """Every layer has a window, except each `period`-th one, unless the file says which."""
+    num_layers = source.num_layers
+    given = source.metadata.get("attention.sliding_window_pattern")
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        period = given
+    has_window = [bool((layer + 1) % period) for layer in range(num_layers)]
+    if isinstance(given, list):
+        if len(given) != num_layers:
+            raise ValueError(f"sliding_window_pattern has {len(given)} items, not {num_layers}")
+        has_window = [bool(one) for one in given]
+    return ["sliding_attention" if one else "full_attention" for one in has_window]
