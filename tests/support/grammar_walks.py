@@ -14,7 +14,7 @@ from taco_gateway.text.grammar.answer_rules import AnswerRules, ids_without_text
 from taco_gateway.text.grammar.grammar_process import grammar_text
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 
-_MAX_TOKENS = 6000
+_MAX_TOKENS = 20_000
 
 
 @dataclass(frozen=True)

@@ -94,12 +94,95 @@ def _tagged(count: int) -> str:
     return "".join([first, "\n<tool_call>\n<function=g>\n</function>\n</tool_call>"][:count])
 
 
-def _python(count: int) -> str:
-    calls = (
-        "f(a=1.5, s='x \" }] ü\\n <b> \\\\', o={'l': [1, {}], \"ü\": None})",
-        "g()",
+def _keys(line: str) -> Callable[[int], str]:
+    """Calls of GLM, with `line` between their parts."""
+    texts = ("1.5", VALUES[0]["s"], '{"l": [1, {}], "ü": null}')
+    pairs = "".join(
+        f"{line}<arg_key>{key}</arg_key>{line}<arg_value>{text}</arg_value>"
+        for key, text in zip("aso", texts, strict=True)
     )
-    return f"<|python_start|>[{', '.join(calls[:count])}]<|python_end|>" if count else ""
+    calls = (f"\n<tool_call>f{pairs}{line}</tool_call>", f"\n<tool_call>g{line}</tool_call>")
+    return lambda count: "".join(calls[:count])
+
+
+def _invoked(count: int) -> str:
+    calls = (
+        '<invoke name="f">\n<parameter name="a">1.5</parameter>\n'
+        f'<parameter name="s">{VALUES[0]["s"]}</parameter>\n'
+        '<parameter name="o">{"l": [1, {}], "ü": null}</parameter>\n</invoke>\n',
+        '<invoke name="g">\n</invoke>\n',
+    )
+    return _section("\n<minimax:tool_call>\n", calls[:count], "</minimax:tool_call>")
+
+
+def _seed(count: int) -> str:
+    first = (
+        "\n<seed:tool_call>\n<function=f>\n<parameter=a>1.5</parameter>\n"
+        f"<parameter=s>{VALUES[0]['s']}</parameter>\n"
+        '<parameter=o>{"l": [1, {}], "ü": null}</parameter>\n</function>\n</seed:tool_call>'
+    )
+    return "".join(
+        [first, "\n<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>"][:count]
+    )
+
+
+def _with_ids(count: int) -> str:
+    calls = [
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}"
+        "<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(zip(NAMES[:count], ARGUMENTS, strict=False))
+    ]
+    return _section("<|tool_calls_section_begin|>", calls, "<|tool_calls_section_end|>")
+
+
+def _separated(count: int) -> str:
+    calls = [
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"
+        for name, arguments in zip(NAMES[:count], ARGUMENTS, strict=False)
+    ]
+    return _section("<｜tool▁calls▁begin｜>", calls, "<｜tool▁calls▁end｜>")
+
+
+def _section(opens: str, calls: Sequence[str], closes: str) -> str:
+    return f"{opens}{''.join(calls)}{closes}" if calls else ""
+
+
+_PYTHON_CALLS = (
+    "f(a=1.5, s='x \" }] ü\\n <b> \\\\', o={'l': [1, {}], \"ü\": None})",
+    "g()",
+)
+
+
+def _python(count: int) -> str:
+    calls = ", ".join(_PYTHON_CALLS[:count])
+    return f"<|python_start|>[{calls}]<|python_end|>" if count else ""
+
+
+def _python_lines(count: int) -> str:
+    lines = [f"{call}\n" for call in _PYTHON_CALLS[:count]]
+    lines = [line.replace("None", "null") for line in lines]
+    return _section("<function_calls>\n", lines, "</function_calls>")
+
+
+def _json_lines(count: int) -> str:
+    return _section(
+        "\n<tool_calls>\n", [_each("", "\n", "arguments")(count)][:count], "</tool_calls>"
+    )
+
+
+def _keys_template(name: str) -> dict[str, Any]:
+    return {
+        "open_pattern": name,
+        "close": "</tool_call>",
+        "repeats": True,
+        "content": "xml-inline",
+        "content_args": {
+            "tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*"
+            r"<arg_value>(?P<value>.*?)</arg_value>",
+            "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+        },
+        "transform": _transform("{name}", "{content}"),
+    }
 
 
 SAMPLES: dict[str, Sample] = {
@@ -208,6 +291,47 @@ SAMPLES: dict[str, Sample] = {
         },
     ),
     "pythonic": Sample(tools="pythonic", write=_python, has_same_bytes=False),
+    "glm45": Sample(
+        tools="glm45",
+        write=_keys("\n"),
+        template=_keys_template(r"\s*<tool_call>(?P<name>[^\n<]+)\n"),
+        has_same_bytes=False,
+    ),
+    "glm47": Sample(
+        tools="glm47",
+        write=_keys(""),
+        template=_keys_template(r"\s*<tool_call>(?P<name>[^\n<]+)"),
+        has_same_bytes=False,
+    ),
+    "minimax_m2": Sample(tools="minimax_m2", write=_invoked, has_same_bytes=False),
+    "seed_oss": Sample(
+        tools="seed_oss",
+        write=_seed,
+        template={
+            "open_pattern": r"\s*<seed:tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</seed:tool_call>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>"
+            },
+            "transform": _transform("{name}", "{content}"),
+        },
+        has_same_bytes=False,
+    ),
+    "kimi_k2": Sample(tools="kimi_k2", write=_with_ids),
+    "deepseek_v31": Sample(tools="deepseek_v31", write=_separated),
+    "minimax": Sample(tools="minimax", write=_json_lines),
+    "longcat": Sample(
+        tools="longcat",
+        write=_each("\n<longcat_tool_call>\n", "\n</longcat_tool_call>", "arguments"),
+    ),
+    "granite-20b-fc": Sample(
+        tools="granite-20b-fc", write=_each("<function_call> ", "", "arguments")
+    ),
+    "phi4_mini_json": Sample(tools="phi4_mini_json", write=_list("functools")),
+    "xlam": Sample(tools="xlam", write=_list("<tool_call>", "</tool_call>")),
+    "olmo3": Sample(tools="olmo3", write=_python_lines, has_same_bytes=False),
 }
 
 

@@ -22,8 +22,10 @@ class ParserArgs:
         default=False,
     )
     tool_call_parser: str | None = flag(
-        "Format in which the model writes tool calls: hermes, mistral, llama3_json, pythonic, "
-        "deepseek_v3, qwen3_coder, internlm, granite or jamba; auto: the checkpoint's own "
+        "Format in which the model writes tool calls: hermes, mistral, llama3_json, llama4_json, "
+        "pythonic, llama4_pythonic, deepseek_v3, deepseek_v31, kimi_k2, glm45, glm47, qwen3_coder, "
+        "qwen3_xml, seed_oss, minimax_m2, minimax, internlm, granite, granite-20b-fc, jamba, "
+        "longcat, phi4_mini_json, olmo3, xlam, ernie45 or openai; auto: the checkpoint's own "
         "response_template. Use it with --enable-auto-tool-choice. See docs/tools.md.",
         _GATEWAY,
         default=None,
@@ -38,8 +40,10 @@ class ParserArgs:
         is_advanced=True,
     )
     reasoning_parser: str | None = flag(
-        "Format in which the model writes its reasoning: deepseek_r1, qwen3, granite or mistral; "
-        "auto: the checkpoint's own response_template. Default: reasoning is part of the content.",
+        "Format in which the model writes its reasoning: deepseek_r1, deepseek_v3, qwen3, glm45, "
+        "glm47, kimi_k2, minimax_m2, seed_oss, olmo3, holo2, step3, granite, mistral or "
+        "openai_gptoss; auto: the checkpoint's own response_template. Default: openai_gptoss for "
+        "gpt-oss; else reasoning is part of the content.",
         _GATEWAY,
         default=None,
         metavar="NAME",

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from taco_gateway.text.response.built_in import REASONING_FORMATS, TOOL_FORMATS
+from taco_gateway.text.response.built_in import (
+    CHANNEL_REASONING,
+    CHANNEL_TOOLS,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+)
 from taco_llm.args.gateway_args import GatewayArgs
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
@@ -43,19 +48,27 @@ def test_the_gateway_gets_the_flags() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "formats"),
-    [("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)],
+    [
+        ("tool_call_parser", {*TOOL_FORMATS, CHANNEL_TOOLS}),
+        ("reasoning_parser", {*REASONING_FORMATS, CHANNEL_REASONING}),
+    ],
 )
-def test_help_and_page_name_all_formats(flag: str, formats: dict[str, object]) -> None:
+def test_help_and_page_name_all_formats(flag: str, formats: set[str]) -> None:
     (item,) = (item for item in fields(GatewayArgs) if item.name == flag)
     listed = item.metadata["flag"].help.partition(": ")[2].partition(";")[0]
-    assert set(re.findall(r"\w+_\w+|\w+", listed)) - {"or"} == set(formats)
+    assert set(re.findall(r"[\w-]+", listed)) - {"or"} == formats
     table = DOCS.read_text().partition(f"| `--{flag.replace('_', '-')}` |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(formats)
+    assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == formats
 
 
 def test_the_formats() -> None:
     assert set(TOOL_FORMATS) == {
         *("hermes", "mistral", "llama3_json", "pythonic", "internlm", "granite", "jamba"),
-        *("qwen3_coder", "deepseek_v3"),
+        *("qwen3_coder", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm45", "glm47", "seed_oss"),
+        *("minimax_m2", "minimax", "longcat", "granite-20b-fc", "phi4_mini_json", "xlam", "olmo3"),
+        *("llama4_json", "llama4_pythonic", "qwen3_xml", "ernie45"),
     }
-    assert set(REASONING_FORMATS) == {"deepseek_r1", "qwen3", "granite", "mistral"}
+    assert set(REASONING_FORMATS) == {
+        *("deepseek_r1", "qwen3", "granite", "mistral", "deepseek_v3", "glm45", "glm47", "holo2"),
+        *("kimi_k2", "minimax_m2", "olmo3", "seed_oss", "step3"),
+    }

@@ -54,13 +54,17 @@ def reasoning_budget(rules: AnswerRules) -> TokenBudget | None:
     return TokenBudget(
         max_tokens=reasoning.max_tokens,
         opens=tuple(map(pieces, opens)),
-        closes=tuple(map(pieces, reasoning.format.closes)),
+        closes=tuple(map(pieces, _ends(rules, reasoning))),
         end_token_ids=reasoning.end_token_ids,
     )
 
 
 def _reasoning_text(lark: LarkBuilder, rules: AnswerRules, reasoning: ReasoningRules) -> FreeText:
-    return FreeText(lark, reasoning.format.closes, rules.special_ids, rules.end_ids)
+    return FreeText(lark, _ends(rules, reasoning), rules.special_ids, rules.end_ids)
+
+
+def _ends(rules: AnswerRules, reasoning: ReasoningRules) -> tuple[str, ...]:
+    return reasoning.format.ends(None if rules.calls is None else rules.calls.format)
 
 
 class _Answer:
@@ -91,9 +95,13 @@ class _Answer:
         rest = self._lark.rule(rest)
         text = _reasoning_text(self._lark, self._rules, reasoning)
         counts_here = text.reading is Reading.TOKENS  # otherwise see `reasoning_budget`
+        branches = [Branch(marker, rest) for marker in reasoning.format.closes]
+        if reasoning.format.ends_at_calls and self._calls is not None and self._rules.calls:
+            calls = self._calls.after_marker()
+            branches += [Branch(marker, calls) for marker in self._rules.calls.format.opens]
         return self._lark.rule(
             text.until(
-                [Branch(marker, rest) for marker in reasoning.format.closes],
+                branches,
                 may_end=self._is_free,
                 max_tokens=reasoning.max_tokens if counts_here else None,
             )

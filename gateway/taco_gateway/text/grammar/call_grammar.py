@@ -16,6 +16,8 @@ from taco_gateway.text.grammar.python_arguments import is_python_name, python_ar
 from taco_gateway.text.grammar.tagged_values import tagged_arguments
 from taco_gateway.text.response.formats import JsonCall, NamedCall, TaggedCall
 
+_NUMBER = "/[0-9]{1,4}/"  # in the id of a call
+
 
 class CallGrammar:
     """Writes the rules of one request's calls.
@@ -31,24 +33,21 @@ class CallGrammar:
         self._spaces = f"{lark.terminal(SPACES)}?"
         self._closes = [lark.literal(marker) for marker in self._format.closes]
         self._single = self._single_calls()
-        self._listed = ""
-        if self._format.json_call is not None:
-            self._listed = self._several(self._json_calls(self._format.json_call))
-        if self._format.python_call is not None:
-            self._listed = self._several(self._python_calls())
+        self._listed = self._listed_calls()
         self._section = lark.rule(self._one_section())
 
     def after_marker(self) -> str:
         """The rest of an answer behind the marker that opens its first section of calls."""
-        if self._rules.has_one_call or (self._listed and not self._closes and not self._single):
+        # Without a marker that closes it, a list is the last section.
+        is_series = self._format.has_list or self._format.separator
+        is_last = self._listed and is_series and not self._closes
+        if self._rules.has_one_call or (is_last and not self._single):
             return self._section
         again = sequence((self._spaces, self._any_marker()))
-        if self._closes:
+        if not is_last:
             return self._lark.rule(f"{self._section} ({again} {self._section})*")
-        # Without a marker that closes it, a list is the last section.
         repeated = f"{self._spaces} {self._single} ({again} {self._spaces} {self._single})*"
-        listed = [f"{self._spaces} {self._listed}"] if self._listed else []
-        return self._lark.rule(choice([repeated, *listed]))
+        return self._lark.rule(choice([repeated, f"{self._spaces} {self._listed}"]))
 
     def sections(self) -> str:
         """An answer of calls only."""
@@ -77,14 +76,24 @@ class CallGrammar:
         """Calls outside of a list; empty: the format has no such calls."""
         form = self._format
         if form.tagged_call is not None:
-            return self._tagged_calls(form.tagged_call)
-        if form.named_call is None:
+            call = self._tagged_calls(form.tagged_call)
+            is_enclosed = bool(form.tagged_call.name_opens)
+        elif form.named_call is not None:
+            call = self._named_calls(form.named_call)
+            is_enclosed = bool(form.named_call.after)
+        else:
             return ""
-        call = self._named_calls(form.named_call)
-        if form.named_call.after and self._closes and not self._rules.has_one_call:
+        if is_enclosed and self._closes and not self._rules.has_one_call:
             # Their own markers enclose them, so they may follow each other.
             return f"{call} ({self._spaces} {call})*"
         return call
+
+    def _listed_calls(self) -> str:
+        """Calls that may be in a list or have separators; empty: the format has no such calls."""
+        form = self._format
+        if form.json_call is not None:
+            return self._several(self._json_calls(form.json_call))
+        return "" if form.python_call is None else self._several(self._python_calls())
 
     def _several(self, call: str) -> str:
         """Calls in brackets, or with separators."""
@@ -116,7 +125,7 @@ class CallGrammar:
         calls = [
             sequence(
                 (
-                    quoted(self._plain_name(tool, form.name_ends)),
+                    self._name_in_id(form, self._plain_name(tool, form.name_ends)),
                     self._lark.literal(between),
                     self._object(tool),
                 )
@@ -124,6 +133,13 @@ class CallGrammar:
             for tool in self._rules.tools
         ]
         return self._lark.rule(sequence((before, choice(calls), after)))
+
+    def _name_in_id(self, form: NamedCall, name: str) -> str:
+        """An expression for a name, and for the id around it if the model writes one."""
+        if not form.id_closes:
+            return quoted(name)
+        written = quoted(f"{form.id_opens}{name}{form.id_closes}")
+        return f"{written} {self._lark.terminal(_NUMBER)}"
 
     def _python_calls(self) -> str:
         calls = []
@@ -135,10 +151,13 @@ class CallGrammar:
 
     def _tagged_calls(self, form: TaggedCall) -> str:
         literal = self._lark.literal
+        ends = [form.name_closes] if form.name_closes else []
+        if not form.name_closes.strip():
+            ends += [form.key_opens, form.call_closes]
         calls = [
             sequence(
                 (
-                    quoted(self._plain_name(tool, (form.name_closes,))),
+                    quoted(self._plain_name(tool, ends)),
                     literal(form.name_closes),
                     self._spaces,
                     tagged_arguments(self._lark, form, tool),

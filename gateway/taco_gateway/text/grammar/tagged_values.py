@@ -53,7 +53,8 @@ class _Arguments:
         self._tool = tool
         self._is_lenient = tool.enforcement is not Enforcement.STRICT
         self._spaces = f"{lark.terminal(SPACES)}?"
-        self._margin = "" if form.trims_values else "\n"  # which the reader removes
+        # Which the reader removes.
+        self._margin = "" if form.trims_values or form.keeps_spaces else "\n"
         is_plain = all(isinstance(piece, str) for piece in lark.pieces(form.value_closes))
         self._plain_end = f"{self._margin}{form.value_closes}" if is_plain else ""
         self._end = lark.literal(f"{self._margin}{form.value_closes}")
@@ -70,7 +71,7 @@ class _Arguments:
 
     @property
     def _opening_end(self) -> str:
-        return f"{self._form.key_closes}{self._margin}"
+        return f"{self._form.key_closes}{self._form.value_opens}{self._margin}"
 
     def _argument(self, part: Property) -> str:
         form = self._form

@@ -36,6 +36,7 @@ class Answer:
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._arguments: list[str] = []  # of the current call
+        self._ids: set[str] = set()
         self.content = TrimmedText(self._add_content)
         self.known_names: Collection[str] | None = None
         self.num_calls = 0
@@ -57,8 +58,12 @@ class Answer:
     def add_reasoning(self, text: str) -> None:
         self._reasoning.append(self._decode(text))
 
-    def open_call(self, name: str) -> None:
+    def open_call(self, name: str, own_id: str = "") -> None:
         """Begins a call. Later content is left out, as is white space before the call.
+
+        Args:
+            own_id: the id that the model has written; empty: it has written none. An id that an
+                earlier call of the answer has is replaced.
 
         Raises:
             NotACallError: the function is not known.
@@ -68,12 +73,17 @@ class Answer:
         if self.num_calls == 0:
             self.content.drop()
         self._join_arguments()
-        count = self._num_id_chars or _NUM_ID_CHARS
-        call_id = "".join(secrets.choice(_ID_CHARS) for _ in range(count))
-        if not self._num_id_chars:
-            call_id = f"call_{call_id}"
+        call_id = self._decode(own_id)
+        if not call_id or call_id in self._ids:
+            call_id = self._new_id()
+        self._ids.add(call_id)
         self._delta.calls.append(CallDelta(self.num_calls, call_id, self._decode(name)))
         self.num_calls += 1
+
+    def _new_id(self) -> str:
+        count = self._num_id_chars or _NUM_ID_CHARS
+        call_id = "".join(secrets.choice(_ID_CHARS) for _ in range(count))
+        return call_id if self._num_id_chars else f"call_{call_id}"
 
     def add_arguments(self, fragment: str) -> None:
         """Adds text to the arguments of the current call."""

@@ -18,8 +18,15 @@ _HALVES = re.compile("[\ud800-\udfff]")
 class CallSink(Protocol):
     """Gets the parts of one call in their order: its name, then fragments of its arguments."""
 
-    def open(self, name: str) -> None:
-        """Raises `NotACallError` if there is no such function."""
+    def open(self, name: str, own_id: str = "") -> None:
+        """Begins the call.
+
+        Args:
+            own_id: the id of the call that the model has written; empty: none.
+
+        Raises:
+            NotACallError: there is no such function.
+        """
 
     def arguments(self, fragment: str) -> None: ...
 
@@ -71,11 +78,12 @@ class NamedCallReader:
     """Reads a name and a JSON object; the bytes of the object pass unchanged."""
 
     def __init__(self, form: NamedCall, encode: Encode) -> None:
+        self._form = form
         self._before = Texts((encode(form.before),) if form.before else ())
         self._stops = tuple(map(encode, form.name_ends))
         self._ends = Texts(self._stops)
         self._call_id = encode("[CALL_ID]")
-        self._after = Texts(tuple(map(encode, form.after)))
+        self._after = Texts(tuple(encode(text).lstrip() for text in form.after))
 
     def read(self, cursor: Cursor, sink: CallSink) -> Generator[None, None, None]:
         if self._before.texts and not (yield from cursor.take(self._before)):
@@ -87,7 +95,7 @@ class NamedCallReader:
             raise NotACallError
         while end == self._call_id:
             end = yield from cursor.until(self._ends, _drop, MAX_NAME_CHARS)
-        sink.open(called)
+        sink.open(*self._name_and_id(called))
         opened = end == "{"
         if opened:
             # The brace is read already: the object continues behind it.
@@ -96,7 +104,25 @@ class NamedCallReader:
         else:
             yield from cursor.spaces()
             yield from _arguments(cursor, sink.arguments)
-        yield from cursor.take(self._after)
+        if self._after.texts:
+            yield from cursor.spaces()
+            yield from cursor.take(self._after)
+
+    def _name_and_id(self, called: str) -> tuple[str, str]:
+        """The function's name, and the id in which it is; an empty id: the model wrote none.
+
+        Raises:
+            NotACallError: there is no name.
+        """
+        name, own_id = called, ""
+        if self._form.id_closes:
+            head, closes, number = called.rpartition(self._form.id_closes)
+            if closes and number.isascii() and number.isdigit():
+                name, own_id = head, called
+        name = name.removeprefix(self._form.id_opens)
+        if not name:
+            raise NotACallError
+        return name, own_id
 
 
 class TaggedCallReader:
@@ -124,12 +150,16 @@ class TaggedCallReader:
         self._schemas = schemas
         self._is_bare = is_bare
         self._name_opens = Texts((encode(form.name_opens),) if form.name_opens else ())
-        self._name_closes = Texts((encode(form.name_closes),))
         self._call_closes = encode(form.call_closes)
         self._key_opens = encode(form.key_opens)
+        self._name_closes = Texts((encode(form.name_closes),) if form.name_closes else ())
+        if not form.name_closes.strip():
+            parts = (*self._name_closes.texts, self._key_opens, self._call_closes)
+            self._name_closes = Texts(parts)
         self._key_or_end = Texts((self._key_opens, self._call_closes))
         self._key_closes = Texts((encode(form.key_closes),))
         self._key_line_ends = Texts((*self._key_closes.texts, "\n"))
+        self._value_opens = Texts((encode(form.value_opens).lstrip(),) if form.value_opens else ())
         self._value_closes = encode(form.value_closes)
         self._value_ends = Texts(
             (self._value_closes, f"\n{self._key_opens}", f"\n{self._call_closes}")
@@ -139,7 +169,11 @@ class TaggedCallReader:
     def read(self, cursor: Cursor, sink: CallSink) -> Generator[None, None, None]:
         if self._name_opens.texts and not (yield from cursor.take(self._name_opens)):
             raise NotACallError
-        name = yield from self._name(cursor, self._name_closes)
+        name, end = yield from self._name(cursor, self._name_closes)
+        if not name:
+            raise NotACallError
+        if end in self._key_or_end.texts:
+            cursor.unread(end)
         if self._is_bare:
             yield from cursor.spaces()
             part = yield from cursor.take(self._key_or_end)
@@ -154,7 +188,11 @@ class TaggedCallReader:
                 raise NotACallError
             if tag == self._call_closes:
                 break
-            key = yield from self._name(cursor, self._key_closes)
+            key, _ = yield from self._name(cursor, self._key_closes)
+            if self._value_opens.texts:
+                yield from cursor.spaces()
+                if not (yield from cursor.take(self._value_opens)):
+                    raise NotACallError
             text = yield from self._text_of_value(cursor, name)
             value = self._value(text, value_types(self._schemas.get(name), key))
             written = _with_escapes(json.dumps(value, ensure_ascii=False), text)
@@ -200,17 +238,18 @@ class TaggedCallReader:
     def _value(self, text: str, types: tuple[str, ...]) -> Any:
         if self._form.trims_values:
             text = text.strip()
-        else:
+        elif not self._form.keeps_spaces:
             text = text.removeprefix("\n").removesuffix("\n")
         if not types and self._form.guesses_types:
             types = ("object", "array", "number", "boolean", "null")
         return typed_value(text, types)
 
-    def _name(self, cursor: Cursor, end: Texts) -> Generator[None, None, str]:
+    def _name(self, cursor: Cursor, ends: Texts) -> Generator[None, None, tuple[str, str]]:
+        """A name and the text that ends it, which is read too."""
         parts: list[str] = []
-        if not (yield from cursor.until(end, parts.append, MAX_NAME_CHARS)):
+        if not (end := (yield from cursor.until(ends, parts.append, MAX_NAME_CHARS))):
             raise NotACallError
-        return "".join(parts).strip()
+        return "".join(parts).strip(), end
 
 
 def _arguments(cursor: Cursor, sink: Callable[[str], None]) -> Generator[None, None, None]:

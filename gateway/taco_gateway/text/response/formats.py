@@ -16,11 +16,18 @@ class ReasoningFormat:
         closes: markers that may close it.
         starts_inside: an answer begins inside the reasoning, unless the prompt ends with a marker
             that closes it.
+        ends_at_calls: a marker that opens a section of calls also ends it. The marker is no part
+            of the reasoning.
     """
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     starts_inside: bool = False
+    ends_at_calls: bool = False
+
+    def ends(self, tools: "ToolFormat | None") -> tuple[str, ...]:
+        """All markers that end it, in an answer with such calls."""
+        return self.closes if tools is None or not self.ends_at_calls else self.closes + tools.opens
 
     def literals(self) -> tuple[str, ...]:
         """All texts that may consist of or contain marker tokens."""
@@ -49,12 +56,17 @@ class NamedCall:
         name_ends: characters and markers that end the name.
         between: text between name and arguments. None of it is also accepted.
         after: texts that may follow the arguments.
+        id_opens, id_closes: texts around the name that make it the call's id: the id is `id_opens`,
+            the name, `id_closes` and a number. The answer keeps it, since the chat template wants
+            it back. Without `id_closes` the model writes no id. The name alone is also accepted.
     """
 
     before: str = ""
     name_ends: tuple[str, ...]
     between: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    id_opens: str = ""
+    id_closes: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +75,12 @@ class TaggedCall:
 
     Attributes:
         name_opens: text before the name; empty: the name follows the marker of the section.
-        name_closes, key_opens, key_closes, value_closes, call_closes: the other tags.
-        trims_values: white space around a value does not belong to it; otherwise one line break on
+        name_closes: text behind the name. A name without it, or with white space, also ends at the
+            first key or at the end of the call.
+        key_opens, key_closes, value_opens, value_closes, call_closes: the other tags. `value_opens`
+            may be empty; white space before it is also accepted.
+        trims_values: white space around a value does not belong to it.
+        keeps_spaces: all white space around a value belongs to it. Without both, one line break on
             each side does not.
         guesses_types: a value without a type in the schema is JSON if it can be.
     """
@@ -73,9 +89,11 @@ class TaggedCall:
     name_closes: str
     key_opens: str
     key_closes: str
+    value_opens: str = ""
     value_closes: str
     call_closes: str
     trims_values: bool = False
+    keeps_spaces: bool = False
     guesses_types: bool = False
 
 
@@ -127,7 +145,9 @@ class ToolFormat:
         inside: tuple[str, ...] = ()
         if named is not None:
             inside += (named.before, *named.name_ends, *named.between, *named.after)
+            inside += (named.id_opens, named.id_closes)
         if tagged := self.tagged_call:
             inside += (tagged.name_opens, tagged.name_closes, tagged.call_closes)
-            inside += (tagged.key_opens, tagged.key_closes, tagged.value_closes)
+            inside += (tagged.key_opens, tagged.key_closes)
+            inside += (tagged.value_opens, tagged.value_closes)
         return (*self.opens, *self.closes, *inside)

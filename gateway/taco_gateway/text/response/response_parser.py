@@ -175,10 +175,13 @@ class ResponseParser:
             return
         self.in_reasoning = True
         reasoning = TrimmedText(self._answer.add_reasoning, trims_start=True)
-        closed = yield from self._cursor.until(self._texts(form.closes), reasoning.add)
+        tools = self._options.tools if isinstance(self._options.tools, ToolFormat) else None
+        closed = yield from self._cursor.until(self._texts(form.ends(tools)), reasoning.add)
         if not closed:
             reasoning.end()
             return
+        if closed not in self._texts(form.closes).texts:
+            self._cursor.unread(closed)
         self.in_reasoning = False
         self._answer.content.trims_start = True
 

@@ -223,8 +223,6 @@ def _tagged_format(field: _Field) -> ToolFormat:
     if arguments != "content" or field.get("transform_each"):
         raise field.error(f"{_FUNCTION}.arguments is not the content")
     (marker, *before), name_closes = _around_name(field, name)
-    if not name_closes:
-        raise field.error("nothing ends the function's name")
     closing = field.sequences("close")
     ends = [text for text in closing[0] if text != Blanks()] if len(closing) == 1 else []
     if len(ends) not in (1, 2) or not all(isinstance(text, str) for text in ends):
@@ -243,20 +241,32 @@ def _tagged_call(field: _Field, name_opens: str, name_closes: str, call_closes: 
         if key not in ("tag_pattern", "value_parser"):
             raise field.error(f"content_args.{key} is not supported")
     found = sequences(pattern) if isinstance(pattern, str) else []
-    tag = [element for element in found[0] if element != Blanks()] if len(found) == 1 else []
-    match tag:
-        case [str(opens), Group("key"), str(closes), Group("value"), str(value_closes)]:
-            return TaggedCall(
-                name_opens=name_opens,
-                name_closes=name_closes,
-                key_opens=opens,
-                key_closes=closes,
-                value_closes=value_closes,
-                call_closes=call_closes,
-                trims_values=len(tag) < len(found[0]),
-                guesses_types=_values_are_json(field),
-            )
-    raise field.error("content_args.tag_pattern is not text, key, text, value, text")
+    whole = found[0] if len(found) == 1 else ()
+    match [element for element in whole if element != Blanks()]:
+        case [str(opens), Group("key"), str(closes), Group("value"), str(ends)]:
+            value_opens = ""
+        case [str(opens), Group("key"), str(closes), str(value_opens), Group("value"), str(ends)]:
+            pass
+        case _:
+            raise field.error("content_args.tag_pattern is not text, key, text, value, text")
+    at = whole.index(Group("value"))
+    # transformers trims what a parser of values reads.
+    trims_values = field.arguments.get("value_parser") is not None or Blanks() in (
+        whole[at - 1],
+        whole[at + 1],
+    )
+    return TaggedCall(
+        name_opens=name_opens,
+        name_closes=name_closes,
+        key_opens=opens,
+        key_closes=closes,
+        value_opens=value_opens,
+        value_closes=ends,
+        call_closes=call_closes,
+        trims_values=trims_values,
+        keeps_spaces=not trims_values,
+        guesses_types=_values_are_json(field),
+    )
 
 
 def _values_are_json(field: _Field) -> bool:

@@ -41,6 +41,22 @@ ANSWERS: dict[str, str] = {
     '{"name": "g"}]',
     "jamba": f'{THINK}ok<tool_calls>[\n  {{"name": "f", "arguments": {ARGUMENTS}}},\n'
     '  {"name": "g", "arguments": {}}\n]</tool_calls>',
+    "kimi_k2": f"{THINK}ok<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+    f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_call_begin|> functions.g:1 "
+    "<|tool_call_argument_begin|> {} <|tool_call_end|><|tool_calls_section_end|>",
+    "deepseek_v31": f"{THINK}ok<｜tool▁calls▁begin｜>"
+    f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{ARGUMENTS}"
+    "<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "minimax": f'{THINK}ok\n<tool_calls>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n'
+    '{"name": "g", "arguments": {}}\n</tool_calls>',
+    "longcat": f'{THINK}ok\n<longcat_tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n'
+    '</longcat_tool_call>\n<longcat_tool_call>{"name": "g"}</longcat_tool_call>',
+    "granite-20b-fc": f'{THINK}ok<function_call> {{"name": "f", "arguments": {ARGUMENTS}}}'
+    '<function_call> {"name": "g", "arguments": {}}',
+    "phi4_mini_json": f'{THINK}ok functools[{{"name": "f", "arguments": {ARGUMENTS}}}, '
+    '{"name": "g", "arguments": {}}]',
+    "xlam": f'{THINK}ok<tool_call>[{{"name": "f", "arguments": {ARGUMENTS}}}, '
+    '{"name": "g", "arguments": {}}]</tool_call>',
 }
 TAGGED = (
     f"{THINK}ok\n<tool_call>\n<function=f>\n<parameter=a>\n3\n</parameter>\n<parameter=s>\n"
@@ -51,7 +67,32 @@ PYTHON = (
     f"{THINK}ok <|python_start|>[f(a=1.5, s='</tool_call> \\' }}] \\\\', "
     'o={"l": [1, {}], "ü": None}), g()]<|python_end|>'
 )
-OTHER_ANSWERS = {"qwen3_coder": TAGGED, "pythonic": PYTHON}
+# The value of `s` has white space at its ends.
+RAW = ' x <b>\n"\n'
+RAW_ANSWERS = {
+    "glm45": f"{THINK}ok\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n"
+    f"<arg_key>s</arg_key>\n<arg_value>{RAW}</arg_value>\n<arg_key>o</arg_key>\n"
+    '<arg_value>{"l": [1]}</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>',
+    "glm47": f"{THINK}ok<tool_call>f<arg_key>a</arg_key><arg_value>3</arg_value>"
+    f"<arg_key>s</arg_key><arg_value>{RAW}</arg_value><arg_key>o</arg_key>"
+    '<arg_value>{"l": [1]}</arg_value></tool_call><tool_call>g</tool_call>',
+    "minimax_m2": f'{THINK}ok\n<minimax:tool_call>\n<invoke name="f">\n'
+    f'<parameter name="a">3</parameter>\n<parameter name="s">{RAW}</parameter>\n'
+    '<parameter name="o">{"l": [1]}</parameter>\n</invoke>\n<invoke name="g">\n</invoke>\n'
+    "</minimax:tool_call>",
+    "seed_oss": f"{THINK}ok\n<seed:tool_call>\n<function=f>\n<parameter=a>3</parameter>\n"
+    f'<parameter=s>{RAW}</parameter>\n<parameter=o>{{"l": [1]}}</parameter>\n</function>\n'
+    "</seed:tool_call>\n<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>",
+}
+PYTHON_LINES = (
+    f"{THINK}ok\n<function_calls>\nf(a=1.5, s='x', o=null)\ng(b=[true, None])\n</function_calls>"
+)
+OTHER_ANSWERS = {
+    "qwen3_coder": TAGGED,
+    "pythonic": PYTHON,
+    "olmo3": PYTHON_LINES,
+    **RAW_ANSWERS,
+}
 HOSTILE = [
     "<tool_call>",
     "<tool_call></tool_call>",
@@ -77,19 +118,36 @@ HOSTILE = [
     "a <function=f>x<parameter=a>1\n</function>\n<function=h>y</tool_call>",
     "<tool_call><function=f><parameter=a>1\n<parameter=o>\n</function>\n<parameter=a",
     "<tool_call><function=f>x<parameter=a>1</parameter>y</function>z</tool_call>",
+    "<tool_call>f\n<arg_key>s</arg_key><arg_value>x\n<arg_key>a</arg_key>\n<arg_value>1",
+    "<tool_call>f<arg_key>a</arg_key>1</arg_value></tool_call><tool_call>g</tool_call>",
+    "<tool_call><arg_key>a</arg_key></tool_call>",
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}",
+    "<|tool_calls_section_begin|><|tool_call_begin|>f:x<|tool_call_argument_begin|>{}",
+    "<think>no end <|tool_calls_section_begin|><|tool_call_begin|>",
+    '<minimax:tool_call><invoke name="f"><parameter name="s">x</invoke></minimax:tool_call>',
+    "<seed:tool_call><function=f><parameter=s>\nx\n</seed:tool_call>",
+    "functools[0] and functools[{]",
+    "<function_calls>f(a=1)\n\ng(",
+    '<tool_calls>{"name": "f"}{"name": "g"}',
     "  plain text \n ",
     "",
 ]
 
 
-def make(tool_format: str, added: dict[str, int] | None = None, **options: Any) -> ResponseParser:
-    tools, reasoning = TOOL_FORMATS[tool_format.split()[0]], REASONING_FORMATS["qwen3"]
-    literals = (*tools.literals(), *reasoning.opens, *reasoning.closes)
+def make(
+    tool_format: str,
+    added: dict[str, int] | None = None,
+    *,
+    reasoning: str = "qwen3",
+    **options: Any,
+) -> ResponseParser:
+    tools, thinking = TOOL_FORMATS[tool_format.split()[0]], REASONING_FORMATS[reasoning]
+    literals = (*tools.literals(), *thinking.literals())
     return ResponseParser(
         ParserOptions(
             markers=MarkerTokens(added or {}, (), literals),
             tools=tools,
-            reasoning=reasoning,
+            reasoning=thinking,
             schemas=SCHEMAS,
             **options,
         )
@@ -134,6 +192,121 @@ def test_tags_get_the_types_of_the_schema() -> None:
     assert [name for name, _ in calls] == ["f", "g"]
     assert json.loads(calls[0][1]) == {"a": 3, "s": ' x <b>\n"', "o": {"l": [1]}}
     assert calls[1][1] == "{}"
+
+
+@pytest.mark.parametrize("name", RAW_ANSWERS)
+def test_raw_values_keep_their_white_space(name: str) -> None:
+    reasoning, content, calls, num_whole = result(make(name), list(RAW_ANSWERS[name]))
+    assert (reasoning, content, num_whole) == ("first <b", "ok", 2)
+    assert [called for called, _ in calls] == ["f", "g"]
+    assert json.loads(calls[0][1]) == {"a": 3, "s": RAW, "o": {"l": [1]}}
+    assert calls[1][1] == "{}"
+
+
+def test_python_calls_on_lines() -> None:
+    _, content, calls, num_whole = result(make("olmo3"), list(PYTHON_LINES))
+    assert (content, num_whole) == ("ok", 2)
+    assert [(called, json.loads(arguments)) for called, arguments in calls] == [
+        ("f", {"a": 1.5, "s": "x", "o": None}),
+        ("g", {"b": [True, None]}),
+    ]
+
+
+def test_a_list_of_calls_begins_the_answer() -> None:
+    text = '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'
+    assert result(make("xlam"), list(text))[1:] == ("", [("f", '{"a": 1}'), ("g", "{}")], 2)
+    person = '[{"name": "Ann", "arguments": {}}]'
+    assert result(make("xlam"), list(person))[1:] == (person, [], 0)
+
+
+def test_functools_is_a_word_too() -> None:
+    for text in ("import functools and functools[0]", 'functools {"name": "f"}'):
+        assert result(make("phi4_mini_json"), list(text))[1:] == (text, [], 0)
+
+
+@pytest.mark.parametrize("name", ["glm45", "glm47"])
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ("f\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n", {"a": 3}),
+        ("\n f <arg_key>a</arg_key> \n <arg_value>3</arg_value>", {"a": 3}),
+        ("f", {}),
+        ("f\n", {}),
+        # Values without a type in the schema are JSON if they can be.
+        ("f<arg_key>z</arg_key><arg_value>5</arg_value>", {"z": 5}),
+        ("f<arg_key>z</arg_key><arg_value>5 m</arg_value>", {"z": "5 m"}),
+        # A value without its closing tag.
+        (
+            "f\n<arg_key>s</arg_key>\n<arg_value>hi\n<arg_key>a</arg_key>\n<arg_value>3"
+            "</arg_value>\n",
+            {"s": "hi", "a": 3},
+        ),
+    ],
+)
+def test_calls_of_glm(name: str, body: str, arguments: dict[str, Any]) -> None:
+    text = f"<tool_call>{body}</tool_call>"
+    whole = result(make(name), [text])
+    assert whole[3] == 1
+    assert [(called, json.loads(written)) for called, written in whole[2]] == [("f", arguments)]
+    assert result(make(name), list(text)) == whole
+
+
+@pytest.mark.parametrize("body", ["", "\n", "<arg_key>a</arg_key><arg_value>1</arg_value>"])
+def test_a_call_without_a_name_is_content(body: str) -> None:
+    text = f"<tool_call>{body}</tool_call>"
+    assert result(make("glm47"), list(text))[1:] == (text, [], 0)
+
+
+def test_a_value_without_its_opening_tag_makes_the_call_incomplete() -> None:
+    text = "<tool_call>f<arg_key>a</arg_key>1</arg_value></tool_call><tool_call>g</tool_call>"
+    assert result(make("glm47"), list(text))[2:] == ([("f", ""), ("g", "{}")], 1)
+
+
+def section(*ids: str) -> str:
+    calls = "".join(
+        f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+        for call_id in ids
+    )
+    return f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>"
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "call_id"),
+    [
+        ("functions.f:0", "f", "functions.f:0"),
+        (" functions.f:12\n", "f", "functions.f:12"),
+        ("f:3", "f", "f:3"),
+        ("functions.a.b:0", "a.b", "functions.a.b:0"),
+        ("functions.a:b:7", "a:b", "functions.a:b:7"),
+        ("functions.functions.f:0", "functions.f", "functions.functions.f:0"),
+        ("functions.f", "f", None),
+        ("functions.f:", "f:", None),
+        ("functions.f:x", "f:x", None),
+        ("functions.f:²", "f:²", None),
+    ],
+)
+def test_the_id_of_a_call_is_that_of_the_model(
+    written: str, name: str, call_id: str | None
+) -> None:
+    for length in (1, 7, 1000):
+        parser = make("kimi_k2")
+        text = section(written)
+        for at in range(0, len(text), length):
+            parser.feed(text[at : at + length])
+        parser.finish()
+        (call,) = whole_calls(parser.take().calls)
+        assert call.name == name
+        assert call.id == call_id or (call_id is None and str(call.id).startswith("call_"))
+    assert not result(make("kimi_k2"), [section("functions.:0")])[2]
+
+
+def test_a_repeated_id_is_replaced() -> None:
+    parser = make("kimi_k2")
+    parser.feed(section("functions.f:0", "functions.f:0", "functions.f:1"))
+    parser.finish()
+    ids = [str(call.id) for call in whole_calls(parser.take().calls)]
+    assert [ids[0], ids[2]] == ["functions.f:0", "functions.f:1"]
+    assert ids[1].startswith("call_")
 
 
 ONE_CALL = "<parameter=s>\nhi <b>\n</parameter>\n</function>"
@@ -305,6 +478,34 @@ def test_the_answer_ends_with_the_last_call_that_is_allowed() -> None:
     assert parser.is_over
 
 
+@pytest.mark.parametrize("opening", ["", "<think>", " <think>\n"])
+def test_calls_end_the_reasoning_of_kimi(opening: str) -> None:
+    text = f"{opening}so\n{section('functions.f:0')}"
+    options: dict[str, Any] = {"reasoning": "kimi_k2", "starts_inside_reasoning": True}
+    whole = result(make("kimi_k2", **options), [text])
+    assert whole == ("so", "", [("f", "{}")], 1)
+    assert result(make("kimi_k2", **options), list(text)) == whole
+    closed = text.replace("so\n", "so\n</think>ok ")
+    assert result(make("kimi_k2", **options), list(closed)) == ("so", "ok", [("f", "{}")], 1)
+    parser = make("kimi_k2", **options)
+    parser.feed(text, 5)
+    parser.feed("more", 2)
+    assert not parser.in_reasoning
+    assert parser.take().num_reasoning_tokens == 5
+
+
+def test_calls_do_not_end_other_reasoning() -> None:
+    text = f"<think>so {section('functions.f:0')}</think>ok"
+    assert result(make("kimi_k2"), list(text))[1:] == ("ok", [], 0)
+
+
+def test_the_markers_of_reasoning() -> None:
+    text = "<seed:think>so</seed:think>ok"
+    assert result(make("seed_oss", reasoning="seed_oss"), list(text))[:2] == ("so", "ok")
+    inside = {name for name, form in REASONING_FORMATS.items() if form.starts_inside}
+    assert inside == {"deepseek_r1", "kimi_k2", "minimax_m2", "seed_oss", "step3"}
+
+
 def test_reasoning_that_the_prompt_opened() -> None:
     parser = make("hermes", starts_inside_reasoning=True)
     assert parser.in_reasoning
@@ -362,6 +563,20 @@ def work(name: str, text: str, length: int) -> tuple[int, int, list[CallDelta]]:
         ("pythonic", "[f(a=", "1"),
         ("pythonic", "", "["),
         ("hermes", "<think>", "</think"),
+        ("kimi_k2", ANSWERS["kimi_k2"].partition("{")[0], '{"a": '),
+        ("kimi_k2", "", "<|tool_calls_section_begin|><|tool_call_begin|>f:0"),
+        ("kimi_k2", "<|tool_calls_section_begin|>", section("f:0")[28:-26]),
+        ("deepseek_v31", ANSWERS["deepseek_v31"].partition("{")[0], '{"a": '),
+        ("glm45", "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>", "\n<arg_key>"),
+        ("glm47", "<tool_call>f<arg_key>s</arg_key><arg_value>", "</arg_value"),
+        ("glm47", "<tool_call>f", "<arg_key>s</arg_key><arg_value>x</arg_value>"),
+        ("glm47", "<tool_call>f<arg_key>s</arg_key>", " \n"),
+        ("glm47", "", "<tool_call>"),
+        ("minimax_m2", '<minimax:tool_call><invoke name="f">', '<parameter name="'),
+        ("phi4_mini_json", "", "functools["),
+        ("minimax", "<tool_calls>", '{"name": "f"}\n'),
+        ("granite-20b-fc", "", "<function_call> {"),
+        ("olmo3", "<function_calls>", "f(a=1)\n"),
     ],
 )
 def test_work_is_linear(name: str, opening: str, body: str) -> None:

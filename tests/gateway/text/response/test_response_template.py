@@ -183,3 +183,53 @@ def test_values_without_a_schema(value_parser: Any, close: str) -> None:
     parser.finish()
     (call,) = whole_calls(parser.take().calls)
     assert {"name": call.name, "arguments": json.loads(call.arguments)} == expected["function"]
+
+
+GLM = (
+    "<tool_call>get_weather\n<arg_key>places</arg_key>\n<arg_value>[1, {}]</arg_value>\n"
+    "<arg_key>units</arg_key>\n<arg_value>\n celsius \n</arg_value>\n</tool_call>"
+)
+
+
+@pytest.mark.parametrize(
+    "value_parser",
+    [None, {"name": "text"}, {"name": "json", "args": {"allow_non_json": True}}],
+)
+@pytest.mark.parametrize("space", ["", r"\s*"])
+def test_values_with_an_opening_tag(value_parser: Any, space: str) -> None:
+    """White space around a value stays where transformers keeps it."""
+    pattern = rf"<arg_value>{space}(?P<value>.*?){space}</arg_value>"
+    arguments: dict[str, Any] = {"tag_pattern": rf"<arg_key>(?P<key>\w+)</arg_key>\s*{pattern}"}
+    if value_parser is not None:
+        arguments["value_parser"] = value_parser
+    given = calls(
+        content="xml-inline",
+        content_args=arguments,
+        open_pattern=r"<tool_call>\s*(?P<name>[^\n<]+)",
+        close="</tool_call>",
+        repeats=True,
+    )
+    trims = bool(space) or value_parser is not None
+    assert tool_format(given) == ToolFormat(
+        opens=("<tool_call>",),
+        tagged_call=TaggedCall(
+            name_opens="",
+            name_closes="",
+            key_opens="<arg_key>",
+            key_closes="</arg_key>",
+            value_opens="<arg_value>",
+            value_closes="</arg_value>",
+            call_closes="</tool_call>",
+            trims_values=trims,
+            keeps_spaces=not trims,
+            guesses_types=value_parser is not None and value_parser["name"] == "json",
+        ),
+    )
+    (expected,) = parse_response(GLM, given, prefix="")["tool_calls"]
+    parser = ResponseParser(
+        ParserOptions(markers=MarkerTokens({}, (), ()), tools=tool_format(given))
+    )
+    parser.feed(GLM)
+    parser.finish()
+    (call,) = whole_calls(parser.take().calls)
+    assert {"name": call.name, "arguments": json.loads(call.arguments)} == expected["function"]

@@ -36,6 +36,11 @@ MARKERS = (
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
     *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
     *("<|action_start|>", "<|plugin|>", "<|action_end|>", "<|python_start|>", "<|python_end|>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<function_call>"),
+    *("<minimax:tool_call>", "</minimax:tool_call>", "<seed:tool_call>", "</seed:tool_call>"),
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    *("<longcat_tool_call>", "</longcat_tool_call>", "<function_calls>", "</function_calls>"),
 )
 KINDS = ("text", "added", "special")  # how the vocabulary has the markers
 
@@ -205,7 +210,11 @@ MARKER_ARGUMENTS = json.dumps({"s": "".join(MARKERS), "t": '</function>\n"}]'}, 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", ["hermes", "mistral", "llama3_json", "internlm", "granite", "jamba"]
+    "name",
+    [
+        *("hermes", "mistral", "llama3_json", "internlm", "granite", "jamba", "kimi_k2"),
+        *("deepseek_v31", "minimax", "longcat", "granite-20b-fc", "phi4_mini_json", "xlam"),
+    ],
 )
 def test_markers_in_arguments_are_arguments(name: str, kind: str) -> None:
     """As text, and as tokens of the vocabulary in a string."""
