@@ -51,7 +51,11 @@ def locate_model(
         ConfigurationError: `name` is neither a model's directory or file, nor a bundled model, nor
             a hub id; or a .gguf file is not valid, or not supported.
     """
-    directory = Path(name).expanduser()
+    try:
+        directory = Path(name).expanduser()
+        directory.exists()
+    except (OSError, RuntimeError) as error:  # it is too long, or names an unknown user
+        raise ConfigurationError(f"{what} path {name!r:.200} is not valid: {error}") from None
     needed = _NEEDED_FILES[what]
     file = _gguf_file(directory, needed, load_format)
     if file is None and (match := _HUB_GGUF.fullmatch(name)) and not directory.exists():
@@ -95,8 +99,11 @@ def locate_model(
 
 def locate_adapter(name: str) -> str:
     """The absolute path of an adapter's directory, or `name` itself if it can be a hub id."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() else name
+    try:
+        path = Path(name).expanduser()
+        return str(path.resolve()) if path.exists() else name
+    except (OSError, RuntimeError):  # the worker says what is wrong
+        return name
 
 
 @contextmanager

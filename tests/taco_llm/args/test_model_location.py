@@ -131,6 +131,12 @@ def test_kind_that_a_repository_lacks(name: str, message: str, tmp_path: Path) -
         locate_model(name, download_dir=str(tmp_path / "downloads"))
 
 
+@pytest.mark.parametrize("name", ["~no-such-user/model", "a" * 5000])
+def test_names_that_are_no_paths(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"model path '.* is not valid: "):
+        locate_model(name)
+
+
 def test_lora_adapter(tmp_path: Path) -> None:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / name).touch()

@@ -68,9 +68,12 @@ def test_a_whole_adapter_passes(base: Path, tmp_path: Path) -> None:
         ({"init_lora_weights": "olora"}, "it changes the weights of the base model"),
         ({"bias": "some"}, "bias 'some' is not supported"),
         ({"lora_alpha": None}, "lora_alpha must be a number, not None"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a number, not 1000"),
         ({"lora_alpha": True}, "lora_alpha must be a number, not True"),
         ({"alpha_pattern": [1]}, "alpha_pattern must be an object"),
-        ({"alpha_pattern": {"(a+)+$": 1}}, "is not the name of a module"),
+        ({"alpha_pattern": {"(a+)+$": 1}}, "is not supported: it may have no groups"),
+        ({"alpha_pattern": {".*.*.*.*.*q": 1}}, "and 4 repetitions"),
+        ({"alpha_pattern": {"*q": 1}}, r"alpha_pattern '\*q' is not valid"),
         ({"alpha_pattern": {"q_proj": "4"}}, "alpha_pattern must be a number, not '4'"),
     ],
 )
@@ -120,12 +123,18 @@ def test_tensors_that_do_not_fit(
             "base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 256),
             "base_model.model.model.embed_tokens.lora_embedding_B": torch.ones(64, 2),
         },
+        {**tensors(), "base_model.model.lm_head.weight": torch.ones(384, 64)},
+        {
+            **tensors(),
+            "base_model.model.lm_head.lora_A.weight": torch.ones(2, 64),
+            "base_model.model.lm_head.lora_B.weight": torch.ones(384, 2),
+        },
     ],
 )
 def test_embeddings_that_are_the_head_too(
     tied: Path, tmp_path: Path, content: dict[str, Tensor]
 ) -> None:
-    with pytest.raises(ValueError, match="which is also the LM head of this model"):
+    with pytest.raises(ValueError, match="and the LM head of this model is its token embeddings"):
         check(tied, write(tmp_path, content))
 
 
@@ -144,6 +153,24 @@ def test_missing_and_damaged_files(base: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors"):
         check(base, tmp_path)
+
+
+def test_tensors_that_are_larger_than_their_file(base: Path, tmp_path: Path) -> None:
+    write(tmp_path)
+    wide = torch.ones(1).expand(10_000, 64)
+    content = {
+        f"{Q}.lora_A.weight": wide,
+        f"{Q}.lora_B.weight": torch.ones(64, 1).expand(64, 10_000),
+    }
+    torch.save(content, tmp_path / "adapter_model.bin")
+    with pytest.raises(ValueError, match="has tensors that are larger than the file"):
+        check(base, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/adapter", "a" * 5000])
+def test_names_that_are_no_paths(base: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="is no path of a LoRA adapter"):
+        check(base, name)
 
 
 def test_weights_that_no_adapter_can_change(base: Path, tmp_path: Path) -> None:

@@ -64,6 +64,24 @@ def logits(base: Path, adapter: Path | None, serves: str = "kernels", **settings
                 "alpha_pattern": {"layers.0.self_attn.q_proj": 3, "down_proj": 5},
             },
         ),
+        (
+            "llama-2-like",
+            {
+                "target_modules": ["q_proj", "k_proj", "v_proj"],
+                # The first key that matches counts, and a dot is any character.
+                "alpha_pattern": {"q_proj|v_proj": 30, "v_proj": 5, "^q_proj": 9, "k.proj": 2},
+            },
+        ),
+        (
+            "llama-2-like",
+            {
+                "target_modules": ["q_proj", "v_proj"],
+                "alpha_pattern": {
+                    r".*layers\.0\..*proj": 30,
+                    "^model.layers.1.self_attn.q_proj": 1,
+                },
+            },
+        ),
         ("llama-2-like", {"target_modules": ["q_proj"], "modules_to_save": ["norm", "lm_head"]}),
         ("llama-2-like", {"target_modules": ["embed_tokens", "lm_head"]}),
         ("qwen2-like", {"target_modules": ["q_proj", "v_proj"], "bias": "all"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from taco_worker.models.config import ModelConfig
@@ -22,7 +23,7 @@ _PAIRS = (
     (".lora_A.weight", ".lora_B.weight", False),
     (".lora_embedding_A", ".lora_embedding_B", True),
 )
-_FLOATING_POINT = ("F32", "F16", "BF16", "F64")
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _NAMES_IN_ERROR = 3
 
 
@@ -107,20 +108,27 @@ def read_adapter(directory: Path, plan: ModelPlan, sources: WeightSources) -> Lo
     settings = read_settings(directory)
     file = adapter_file(directory)
     tensors = stored_tensors(file)
+    num_bytes = sum(prod(one.shape) * _BYTES.get(one.dtype, 1) for one in tensors.values())
+    if num_bytes > file.stat().st_size:  # of a pickled file, which may store a number once
+        raise ValueError(f"{file} has tensors that are larger than the file")
     replaced: dict[str, str] = {}
     products: dict[str, Product] = {}
     for stored_name, header in tensors.items():
-        if header.dtype not in _FLOATING_POINT:
+        if header.dtype not in _BYTES:
             raise ValueError(f"{file}: {stored_name} is {header.dtype}, not a floating-point type")
         product = _product(file, stored_name, tensors, settings)
         if product is None:
             if _is_second(stored_name, tensors):
                 continue
-            name = sources.canonical(_target(file, stored_name))
+            target = _target(file, stored_name)
+            _check_head(file, target, plan)
+            name = sources.canonical(target)
             if name is not None:
                 replaced[name] = stored_name
                 _check(file, name, header.shape, plan, sources)
-        elif (name := sources.canonical(f"{product.module}.weight")) is not None:
+            continue
+        _check_head(file, f"{product.module}.weight", plan)
+        if (name := sources.canonical(f"{product.module}.weight")) is not None:
             products[name] = _as_stored(product, sources.fills.get(name, []))
             _check(file, name, products[name].shape, plan, sources)
     adapter = LoraAdapter(file, replaced, products)
@@ -169,15 +177,26 @@ def _as_stored(product: Product, fills: Sequence[Fill]) -> Product:
     return replace(product, shape=product.shape[::-1], is_transposed=not product.is_transposed)
 
 
+def _check_head(file: Path, target: str, plan: ModelPlan) -> None:
+    """Raises ValueError for a change of an LM head that is the token embeddings."""
+    module = plan.tied_module
+    if module is not None and f".{target}".endswith((f".{module}.weight", f".{module}.bias")):
+        raise ValueError(_tied(file, target))
+
+
+def _tied(file: Path, name: str) -> str:
+    return (
+        f"{file} changes {name}, and the LM head of this model is its token embeddings: an adapter "
+        "of one of them cannot be merged"
+    )
+
+
 def _check(
     file: Path, name: str, shape: tuple[int, ...], plan: ModelPlan, sources: WeightSources
 ) -> None:
     fills = sources.fills.get(name, [])
     if plan.has_tied_head and any(fill.parameter == plan.embedding_table for fill in fills):
-        raise ValueError(
-            f"{file} changes {name}, which is also the LM head of this model: an adapter of one of "
-            "them cannot be merged"
-        )
+        raise ValueError(_tied(file, name))
     for fill in fills:
         if not fill.fits(shape):
             raise ValueError(

@@ -13,9 +13,12 @@ def resolve_adapter(name: str, download_dir: Path | None = None) -> Path:
     Raises:
         ValueError: a path without an adapter, or a hub id that does not exist or cannot be reached.
     """
-    path = Path(name).expanduser()
-    if (path / SETTINGS_FILE).is_file():
-        return path
+    try:
+        path = Path(name).expanduser()
+        if (path / SETTINGS_FILE).is_file():
+            return path
+    except (OSError, RuntimeError) as error:  # a name that is too long, or a user that is unknown
+        raise ValueError(f"{name!r:.200} is no path of a LoRA adapter: {error}") from None
     if path.exists() or name.startswith(("/", "./", "../", "~")):
         raise ValueError(f"{name} is no LoRA adapter: it has no {SETTINGS_FILE}")
     # Importing it takes 0.2 s; an adapter on disk does not need it.

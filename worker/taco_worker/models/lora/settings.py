@@ -21,8 +21,12 @@ _UNSUPPORTED = (
 )
 # Initializations of training that also change the base weights; others are of A and B alone.
 _KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
-# A key of `alpha_pattern` is the end of a module's name, or one of the names a|b.
-_PATTERN = re.compile(r"\^?[\w.|]+\$?")
+_DEFAULT_ALPHA = 8  # of PEFT
+# Keys of `alpha_pattern` are regular expressions. Without groups, and with few repetitions, none of
+# them takes long to match.
+_PATTERN = re.compile(r"[\w.|^$\\*+?-]+")
+_MAX_REPETITIONS = 4
+_MAX_ALPHA = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class LoraSettings:
 
     Attributes:
         alpha: the numerator of the factor of B·A.
-        alphas: other numerators, by the end of a module's name.
+        alphas: other numerators, by patterns of the ends of modules' names; the first counts.
         has_root: the denominator is the root of the rank, not the rank (rsLoRA, Kalajdzievski
             2023).
     """
@@ -43,8 +47,8 @@ class LoraSettings:
     def scale(self, module: str, rank: int) -> float:
         """The factor of B·A for a module of this name (Hu et al. 2021)."""
         alpha = self.alpha
-        for end, value in self.alphas.items():
-            if module == end or module.endswith(f".{end}"):
+        for pattern, value in self.alphas.items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
                 alpha = value
                 break
         return alpha / (math.sqrt(rank) if self.has_root else rank)
@@ -68,14 +72,14 @@ def read_settings(directory: Path) -> LoraSettings:
         if fields.get(name):
             raise ValueError(f"{file}: {name} {fields[name]!r:.100} is not supported")
     init = fields.get("init_lora_weights")
-    if init not in _KEEPS_BASE:
+    if (init.lower() if isinstance(init, str) else init) not in _KEEPS_BASE:
         raise ValueError(
             f"{file}: init_lora_weights {init!r:.100} is not supported: it changes the weights of "
             "the base model"
         )
     if (bias := fields.get("bias", "none")) not in ("none", "all", "lora_only"):
         raise ValueError(f"{file}: bias {bias!r:.100} is not supported")
-    alpha = _number(file, "lora_alpha", fields.get("lora_alpha"))
+    alpha = _number(file, "lora_alpha", fields.get("lora_alpha", _DEFAULT_ALPHA))
     return LoraSettings(alpha, _alphas(file, fields), bool(fields.get("use_rslora", False)))
 
 
@@ -85,14 +89,21 @@ def _alphas(file: Path, fields: Mapping[str, Any]) -> Mapping[str, float]:
         raise ValueError(f"{file}: alpha_pattern must be an object, not {patterns!r:.100}")
     alphas: dict[str, float] = {}
     for pattern, value in patterns.items():
-        if not _PATTERN.fullmatch(pattern):
-            raise ValueError(f"{file}: alpha_pattern {pattern!r:.100} is not the name of a module")
-        number = _number(file, "alpha_pattern", value)
-        alphas |= dict.fromkeys(pattern.strip("^$").split("|"), number)
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError):
+            raise ValueError(f"{file}: alpha_pattern {pattern!r:.100} is not valid") from None
+        num_repetitions = sum(pattern.count(sign) for sign in "*+?")
+        if not _PATTERN.fullmatch(pattern) or num_repetitions > _MAX_REPETITIONS:
+            raise ValueError(
+                f"{file}: alpha_pattern {pattern!r:.100} is not supported: it may have no groups "
+                f"and classes, and {_MAX_REPETITIONS} repetitions"
+            )
+        alphas[pattern] = _number(file, "alpha_pattern", value)
     return MappingProxyType(alphas)
 
 
 def _number(file: Path, name: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_ALPHA:
         return float(value)
     raise ValueError(f"{file}: {name} must be a number, not {value!r:.100}")
