@@ -217,6 +217,11 @@ class InferenceService(InferenceServicer):
             end_ids = gateway.engine.model_info().eos_token_ids
             wish = AnswerWish(has_constraint=True)
             rules = gateway.formats.rules(token_ids, wish, end_ids)
+        parsing = None
+        if gateway.formats.has_channels and isinstance(request, pb.ChatRequest):
+            parsing = gateway.formats.options(
+                token_ids, {}, max_calls=None, skip_special_tokens=params.skip_special_tokens
+            )
         grammar = await gateway.engine.grammar(params, rules)
         request_id = log.request_id
         updates = gateway.engine.generate(
@@ -224,6 +229,7 @@ class InferenceService(InferenceServicer):
             gateway.engine_request(
                 request, key, params, request_id, pins, grammar, context.time_remaining()
             ),
+            parsing=parsing,
             clamp_max_tokens="max_tokens" not in given,
         )
         gateway.metrics.observe_params(len(token_ids), params.n, given.get("max_tokens"))
@@ -235,13 +241,14 @@ class InferenceService(InferenceServicer):
             with stats:
                 async for update in updates:
                     stats.add(update)
+                    text = update.text if update.parsed is None else update.parsed.content
                     if update.finish_reason is not None:
                         num_running -= 1
-                    elif not (update.text or update.logprobs):
+                    elif not (text or update.logprobs):
                         continue
                     reply = pb.TextReply(
                         index=update.index,
-                        text=update.text,
+                        text=text,
                         finish_reason=update.finish_reason or "",
                         logprobs=map(logprob_message, update.logprobs or ()),
                     )

@@ -12,16 +12,20 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tokenizers import Tokenizer as Backend
 
-from support.gateway_app import MODEL, build_app, small_tokenizer
+from support.gateway_app import MODEL, build_app, small_tokenizer, write_tokenizer
 from support.patience import PATIENCE_SECONDS
 from support.scripted_engine import MODEL_INFO, Hold, Script, ScriptedEngine, prompt_of, replay
 from support.serving import free_port
 from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate, not_licensed
 from taco_gateway.grpc_api.inference_service import start_inference_server
+from taco_gateway.text.response.channel_format import HARMONY
+from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto import inference_pb2 as pb
+from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.inference_pb2_grpc import InferenceStub
 from taco_proto.licenses import LICENSE_INVALID, LICENSE_MESSAGE
@@ -40,7 +44,9 @@ async def connect(tokenizer: Tokenizer, tmp_path: Path) -> AsyncIterator[Connect
     """Starts a server over a script; gives the engine and a channel to it."""
     opened = []
 
-    async def start(script: Script, **config: Any) -> tuple[ScriptedEngine, grpc.aio.Channel]:
+    async def start(
+        script: Script, *, tokenizer: Tokenizer = tokenizer, **config: Any
+    ) -> tuple[ScriptedEngine, grpc.aio.Channel]:
         app = build_app(script, tokenizer, **config)
         address = f"unix:{tmp_path}/inference.sock"
         server = await start_inference_server(address, app.gateway)
@@ -126,6 +132,30 @@ async def test_constraints_begin_behind_the_reasoning_of_a_chat(
     assert plain is not None
     assert "</think>" in chat.text
     assert "</think>" not in plain.text
+
+
+async def test_a_chat_with_channels_streams_the_content(tmp_path: Path, connect: Connect) -> None:
+    """Of gpt-oss; the reasoning and the headers of messages are no part of the text."""
+    directory = write_tokenizer(tmp_path / "channels")
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
+    backend.add_special_tokens(list(HARMONY.tokens))
+    backend.save(str(directory / "tokenizer.json"))
+    tokenizer = load_tokenizer(ModelConfig(model=str(directory)))
+    assert tokenizer is not None
+    answer = (
+        f"{HARMONY.reasoning_header}so<|end|><|start|>assistant{HARMONY.content_headers[0]}lazy"
+    )
+    script = replay(words(tokenizer, answer), FinishReason.STOP)
+    engine, channel = await connect(script, tokenizer=tokenizer)
+    sampling = pb.TextSampling(structured_outputs=pb.StructuredOutputs(choice=["lazy"]))
+    messages = [pb.ChatMessage(role="user", content="Hi")]
+    chat = InferenceStub(channel).Chat(pb.ChatRequest(messages=messages, sampling=sampling))
+    replies = [reply async for reply in chat]
+    assert "".join(reply.text for reply in replies) == "lazy"
+    assert replies[-1].finish_reason == "stop"
+    (request,) = engine.requests
+    assert request.grammar is not None
+    assert "analysis" in request.grammar.text
 
 
 async def test_beam_search_has_its_fields(connect: Connect, tokenizer: Tokenizer) -> None:

@@ -310,16 +310,23 @@ def test_special_tokens_in_arguments_stay_plain_text(
     assert text_of(ids) == arguments
 
 
-@pytest.mark.parametrize(("content", "shown"), [(None, "why"), ("text", "")])
-def test_reasoning_is_the_thinking_of_messages_without_content(
-    any_template: ChatPromptEncoder, content: str | None, shown: str
+@pytest.mark.parametrize("content", [None, "text"])
+def test_reasoning_is_the_thinking_that_a_template_reads(
+    any_template: ChatPromptEncoder, content: str | None
 ) -> None:
-    """The template of gpt-oss reads it there, and raises an error if there is content too."""
-    ids = any_template.encode(
-        [{"role": "assistant", "content": content, "reasoning_content": "why"}],
-        chat_template="{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}",
+    """The template of gpt-oss reads it there, and raises an error if calls have content too."""
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": content, "reasoning_content": "why"}
+    template = (
+        "{% for m in messages %}{{ m.thinking }}|{{ m.content }}"
+        "{% if m.tool_calls %}!{% endif %},{% endfor %}"
     )
-    assert text_of(ids) == f"{shown}|why"
+    messages: list[dict[str, Any]] = [message, {**message, "tool_calls": [call]}]
+    shown = any_template.encode(messages, chat_template=template)
+    assert text_of(shown) == f"why|{content or ''},why|!,"
+    both = template.replace("m.thinking", "m.reasoning_content ~ m.thinking")
+    kept = any_template.encode([{**message, "tool_calls": [call]}], chat_template=both)
+    assert text_of(kept) == f"why|{content or ''}!,"
 
 
 @pytest.mark.parametrize("none", [{}, {"tool_calls": []}, {"tool_calls": None}])

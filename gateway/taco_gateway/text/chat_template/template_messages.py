@@ -11,14 +11,11 @@ def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
     Templates test whether a message has calls and not how many, and join its content to other
     texts. So an empty list of calls is absent, and missing content is an empty text. Some templates
     read the document of a call's arguments, and others its text: an object has both, of which
-    `call_arguments` makes one value. The template of gpt-oss calls the reasoning `thinking`, and
-    rejects it beside content.
+    `call_arguments` makes one value.
     """
     form = dict(message)
     if form.get("content") is None:
         form["content"] = ""
-    if form.get("reasoning_content") and not form["content"]:
-        form.setdefault("thinking", form["reasoning_content"])
     calls = form.pop("tool_calls", None)
     if calls:
         form["tool_calls"] = [_with_both_arguments(call) for call in calls]

@@ -16,6 +16,7 @@ class TemplateFeatures:
         reads_strings: it accepts content that is a string.
         tests_missing_content: it tests whether a message has content.
         reads_tool_calls: it reads `tool_calls` of a message.
+        reads_thinking: it reads the reasoning of a message as `thinking`, as that of gpt-oss does.
         knows_developers: it names the role `developer`.
         variables: names that it reads and that neither it nor the sandbox defines.
     """
@@ -24,6 +25,7 @@ class TemplateFeatures:
     reads_strings: bool
     tests_missing_content: bool
     reads_tool_calls: bool
+    reads_thinking: bool
     knows_developers: bool
     variables: frozenset[str]
 

@@ -116,6 +116,7 @@ def _analyze(source: str) -> dict[str, Any]:
             for test in tree.find_all(jinja2.nodes.Test)
         ),
         "reads_tool_calls": _names(tree, "tool_calls"),
+        "reads_thinking": _names(tree, "thinking") and not _names(tree, "reasoning_content"),
         "knows_developers": _names(tree, "developer"),
         "variables": sorted(
             jinja2.meta.find_undeclared_variables(tree) - set(_ENVIRONMENT.globals)

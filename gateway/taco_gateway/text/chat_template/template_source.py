@@ -106,9 +106,14 @@ class ChatTemplate:
 
         OpenAI replaced the role `system` by `developer`. Many templates leave such messages out.
         The first templates of DeepSeek V3 and R1 leave out calls beside content that is not none.
+        That of gpt-oss takes reasoning or content beside calls, and writes either as reasoning.
         """
         if message.get("role") == "developer" and not self.features.knows_developers:
             message = {**message, "role": "system"}
+        if self.features.reads_thinking and message.get("reasoning_content"):
+            message = {**message, "thinking": message["reasoning_content"]}
+            if message.get("tool_calls"):
+                return {**message, "content": ""}
         content = message.get("content")
         if not content and message.get("tool_calls") and self.features.tests_missing_content:
             return {**message, "content": None}

@@ -32,12 +32,12 @@ def channel_answer(
     parts = []
     call = ""
     if rules.calls is not None:
-        calls = replace(rules.calls, format=form.call, has_one_call=True)
-        call = lark.rule(CallGrammar(lark, calls).sections())
+        forms = (replace(rules.calls, format=one, has_one_call=True) for one in form.calls)
+        call = lark.rule(choice(CallGrammar(lark, one).sections() for one in forms))
         parts.append(call)
     requires_call = rules.calls is not None and rules.calls.is_required
     if not requires_call:
-        parts.append(sequence((lark.literal(form.content_header), content)))
+        parts.append(sequence((choice(map(lark.literal, form.content_headers)), content)))
         if call and not has_content:
             rest = lark.rule(sequence((lark.literal(f"{form.start}{form.role}"), call)))
             preamble = text.until([Branch(form.end, rest)], may_end=False)

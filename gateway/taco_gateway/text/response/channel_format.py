@@ -9,6 +9,7 @@ Source: https://cookbook.openai.com/articles/openai-harmony.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -16,6 +17,7 @@ from taco_gateway.text.response.formats import NamedCall, ReasoningFormat, ToolF
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=\s*(?P<functions>functions\.\s*)?(?P<name>[^\s<]+)")
+_EVERYBODY = ("user", "all", "assistant")  # recipients that are no tools
 
 
 class MessageKind(Enum):
@@ -50,8 +52,12 @@ class ChannelFormat:
         return f"<|channel|>analysis{self.message}"
 
     @property
-    def content_header(self) -> str:
-        return f"<|channel|>final{self.message}"
+    def content_headers(self) -> tuple[str, ...]:
+        """Of the answer, and of one in JSON."""
+        return (
+            f"<|channel|>final{self.message}",
+            f"<|channel|>final <|constrain|>json{self.message}",
+        )
 
     @property
     def preamble_header(self) -> str:
@@ -66,9 +72,18 @@ class ChannelFormat:
     @property
     def call(self) -> ToolFormat:
         """A message that is a call, as most models write it."""
-        between = f" <|constrain|>json{self.message}"
-        named = NamedCall(name_ends=(between, " ", "<"), between=(between,))
-        return ToolFormat(opens=("<|channel|>commentary to=functions.",), named_call=named)
+        return self.calls[0]
+
+    @property
+    def calls(self) -> tuple[ToolFormat, ...]:
+        """The forms of a call: models write the recipient behind the channel, and the chat template
+        in front of it.
+        """
+        types = (" <|constrain|>json", " json", "")
+        channel = "<|channel|>commentary"
+        behind = [_call(f"{channel} to=functions.", f"{one}{self.message}") for one in types]
+        before = [_call(" to=functions.", f"{channel}{one}{self.message}") for one in types]
+        return (*behind, *before)
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -79,18 +94,28 @@ class ChannelFormat:
         """All texts that may consist of or contain marker tokens."""
         return (*self.tokens, *self.last_ends, *self.call.literals())
 
-    def read_header(self, text: str) -> Header:
+    def read_header(self, text: str, tools: Collection[str]) -> Header:
         """What the header of a message says, without the token that ends it.
 
         Messages to tools of the model's own, such as python, are reasoning.
+
+        Args:
+            tools: names of the request's tools, which some models write without `functions.`.
         """
         channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
         if recipient is not None:
-            if recipient["functions"] is None:
+            name = recipient["name"]
+            if recipient["functions"] is not None or name in tools:
+                return Header(MessageKind.CALL, name)
+            if name not in _EVERYBODY:
                 return Header(MessageKind.REASONING)
-            return Header(MessageKind.CALL, recipient["name"])
         is_reasoning = channel is not None and channel[1] == "analysis"
         return Header(MessageKind.REASONING if is_reasoning else MessageKind.CONTENT)
+
+
+def _call(opens: str, between: str) -> ToolFormat:
+    named = NamedCall(name_ends=(between, " ", "<"), between=(between,))
+    return ToolFormat(opens=(opens,), named_call=named)
 
 
 HARMONY = ChannelFormat()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import suppress
 
 from taco_gateway.text.response.answer import Answer, TrimmedText
@@ -22,7 +22,7 @@ class ChannelReader:
     Args:
         set_in_reasoning: is told whether the text that follows is reasoning.
         first: kind of the message that the prompt has begun; None: the answer begins with a header.
-        parses_calls: calls are calls; otherwise they are content.
+        tools: names of the request's tools; None: calls are content.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ChannelReader:
         set_in_reasoning: Callable[[bool], None],
         *,
         first: MessageKind | None,
-        parses_calls: bool,
+        tools: Collection[str] | None,
     ) -> None:
         self._cursor = cursor
         self._answer = answer
@@ -42,15 +42,16 @@ class ChannelReader:
         self._markers = markers
         self._set_in_reasoning = set_in_reasoning
         self._first = first
-        self._parses_calls = parses_calls
+        self._tools = tools
         encoded = markers.encoded
         self._start = encoded(form.start)
-        self._message = Texts((encoded(form.message),))
+        self._header_ends = Texts((encoded(form.message), self._start))
         self._opens = Texts((self._start, encoded("<|channel|>"), " to="))
         self._outside = Texts((self._start,))
-        self._ends = Texts((*map(encoded, (form.end, *form.last_ends)), self._start))
-        self._reasoning = TrimmedText(answer.add_reasoning, trims_start=True)
-        self._has_reasoning = self._has_content = False
+        self._next = (self._start, encoded("<|channel|>"))
+        self._ends = Texts((*map(encoded, (form.end, *form.last_ends)), *self._next))
+        self._reasoning = _Messages(TrimmedText(answer.add_reasoning, trims_start=True))
+        self._content = _Messages(answer.content)
 
     def read(self) -> Generator[None, None, None]:
         if self._first is not None:
@@ -59,7 +60,7 @@ class ChannelReader:
             header = yield from self._read_header()
             if header is None:
                 continue
-            if header.kind is MessageKind.CALL and self._parses_calls:
+            if header.kind is MessageKind.CALL and self._tools is not None:
                 yield from self._read_call(header.function)
             else:
                 yield from self._read_text(header)
@@ -68,38 +69,43 @@ class ChannelReader:
         """None: it is cut short, or other text comes next, which is read as content."""
         opened = yield from self._cursor.take(self._opens)
         if not opened:
-            self._set_in_reasoning(False)
-            if (yield from self._cursor.until(self._outside, self._answer.content.add)):
-                self._cursor.unread(self._start)
+            yield from self._read_outside("")
             return None
         parts = [opened]
         try:
-            ended = yield from self._cursor.until(self._message, parts.append, _MAX_HEADER_CHARS)
+            ended = yield from self._cursor.until(
+                self._header_ends, parts.append, _MAX_HEADER_CHARS
+            )
         except NotACallError:
-            self._answer.content.add("".join(parts))
+            yield from self._read_outside("".join(parts))
             return None
-        return self._form.read_header(self._markers.spelled("".join(parts))) if ended else None
+        text = "".join(parts)
+        if ended and ended != self._start:
+            return self._form.read_header(self._markers.spelled(text), self._tools or ())
+        self._unread_next(ended)
+        if not any(marker in text for marker in self._next):  # it begins with plain text
+            self._answer.content.add(text)
+        return None
+
+    def _read_outside(self, begin: str) -> Generator[None, None, None]:
+        """Reads text that is no message, up to the next one."""
+        self._set_in_reasoning(False)
+        self._answer.content.add(begin)
+        if (yield from self._cursor.until(self._outside, self._answer.content.add)):
+            self._cursor.unread(self._start)
 
     def _read_text(self, header: Header) -> Generator[None, None, None]:
         is_reasoning = header.kind is MessageKind.REASONING
         self._set_in_reasoning(is_reasoning)
-        if is_reasoning:
-            sink = self._reasoning
-            if self._has_reasoning:
-                sink.add(_BETWEEN)
-            self._has_reasoning = True
-        else:
-            sink = self._answer.content
-            if self._has_content:
-                sink.add(_BETWEEN)
-            self._has_content = True
-        ended = yield from self._cursor.until(self._ends, sink.add)
-        if ended == self._start:
-            self._cursor.unread(ended)
-        if is_reasoning and not ended:
-            sink.end()
+        text = self._reasoning if is_reasoning else self._content
+        ended = yield from self._cursor.until(self._ends, text.add)
+        self._unread_next(ended)
+        text.end(is_cut=not ended)
+        if ended:
+            self._set_in_reasoning(False)
 
     def _read_call(self, function: str) -> Generator[None, None, None]:
+        """Reads a call. Arguments that are no object are passed on as they are."""
         self._set_in_reasoning(False)
         self._answer.open_call(self._markers.encoded(function))
         yield from self._cursor.spaces()
@@ -107,8 +113,38 @@ class ChannelReader:
             with suppress(NotACallError):  # the call stays incomplete
                 yield from self._cursor.value(self._answer.add_arguments)
                 self._answer.end_call()
-        if (yield from self._cursor.until(self._ends, _drop)) == self._start:
-            self._cursor.unread(self._start)
+            self._unread_next((yield from self._cursor.until(self._ends, _drop)))
+            return
+        parts: list[str] = []
+        self._unread_next((yield from self._cursor.until(self._ends, parts.append)))
+        self._answer.add_arguments("".join(parts).rstrip() or "{}")
+        self._answer.end_call()
+
+    def _unread_next(self, ended: str) -> None:
+        """Puts back what begins the next header."""
+        if ended in self._next:
+            self._cursor.unread(ended)
+
+
+class _Messages:
+    """The texts of messages of one kind, which blank lines divide."""
+
+    def __init__(self, text: TrimmedText) -> None:
+        self._text = text
+        self._has_text = self._begins = False
+
+    def add(self, text: str) -> None:
+        if text.strip():
+            if self._begins and self._has_text:
+                self._text.add(_BETWEEN)
+            self._begins, self._has_text = False, True
+        self._text.add(text)
+
+    def end(self, *, is_cut: bool) -> None:
+        """Ends a message; `is_cut`: the answer ends inside of it."""
+        self._begins = True
+        if is_cut:
+            self._text.end()
 
 
 def _drop(text: str) -> None:

@@ -104,6 +104,11 @@ class ResponseFormats:
         self._markers: dict[bool, MarkerTokens] = {}
 
     @property
+    def has_channels(self) -> bool:
+        """Answers are messages for channels, of which only some are content."""
+        return self._channels is not None
+
+    @property
     def parses_tools(self) -> bool:
         return self._tools is not None and self._tokenizer is not None
 
@@ -161,10 +166,13 @@ class ResponseFormats:
         Raises:
             InvalidParameterError: the server's formats cannot serve the request.
         """
-        calls = self._call_rules(wish)
         reasoning = self._reasoning_rules(prompt_token_ids, wish, continued)
         limits_reasoning = wish.max_reasoning_tokens is not None
         is_needed = limits_reasoning or (wish.has_constraint and reasoning is not None)
+        # A grammar of messages allows only the calls that it knows.
+        has_calls = wish.constrains_calls
+        has_calls |= is_needed and self._channels is not None and bool(wish.tools)
+        calls = self._call_rules(wish) if has_calls else None
         if self._tokenizer is None or not (is_needed or calls is not None):
             return None
         added, special = self._tokenizer.added_tokens, self._tokenizer.special_ids
@@ -188,7 +196,7 @@ class ResponseFormats:
 
     def _call_rules(self, wish: AnswerWish) -> CallRules | None:
         """Raises InvalidParameterError: the calls need a grammar, and the format has none."""
-        if self._tools is None or not wish.constrains_calls:
+        if self._tools is None:
             return None
         if isinstance(self._tools, ToolFormat):
             return CallRules(

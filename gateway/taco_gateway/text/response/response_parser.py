@@ -155,7 +155,7 @@ class ResponseParser:
             self._options.markers,
             set_in_reasoning,
             first=first,
-            parses_calls=self._options.tools is not None,
+            tools=self._options.schemas.keys() if self._options.tools is not None else None,
         )
         yield from reader.read()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import jsonschema
@@ -15,6 +17,7 @@ from support.checkpoint_tokenizer import EOS_TOKEN, trained_tokenizer
 from support.grammar_walks import Vocabulary
 from taco_gateway.text.grammar.answer_rules import (
     AnswerRules,
+    AnswerWish,
     CallableTool,
     CallRules,
     ChannelRules,
@@ -24,6 +27,7 @@ from taco_gateway.text.grammar.answer_rules import (
 from taco_gateway.text.response.channel_format import HARMONY
 from taco_gateway.text.response.marker_tokens import MarkerTokens
 from taco_gateway.text.response.response_delta import ResponseDelta, whole_calls
+from taco_gateway.text.response.response_formats import ResponseFormats
 from taco_gateway.text.response.response_parser import ParserOptions, ResponseParser
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 
@@ -126,7 +130,7 @@ def test_a_constraint_holds_for_the_content(vocabulary: Vocabulary, has_tools: b
     matcher = vocabulary.matcher(wanted, kind="json", value=json.dumps(CONTENT), options={})
     random = np.random.default_rng(2)
     contents, num_calls = set(), 0
-    for _ in range(24):
+    for _ in range(200):
         answer = parsed(vocabulary, vocabulary.walk(matcher.deep_copy(), random))
         made = whole_calls(answer.calls)
         num_calls += len(made)
@@ -142,14 +146,15 @@ def test_a_constraint_holds_for_the_content(vocabulary: Vocabulary, has_tools: b
 def test_strict_tools_leave_content_free(vocabulary: Vocabulary) -> None:
     matcher = vocabulary.matcher(rules(vocabulary, calls=calls(), reasoning=reasoning()))
     thought = f"{HARMONY.reasoning_header}so<|end|>{NEXT}"
-    content = encoded(vocabulary, f"{thought}{HARMONY.content_header}It is <x>")
+    content = encoded(vocabulary, f"{thought}{HARMONY.content_headers[0]}It is <x>")
     free = matcher.deep_copy()
     for token in content:
         assert free.consume_token(token), free.get_error()
     assert vocabulary.end_ids <= set(vocabulary.allowed(free))
     random = np.random.default_rng(3)
-    for before in ("", thought, f"{thought}{HARMONY.preamble_header}I look.<|end|>{NEXT}"):
-        start = encoded(vocabulary, f"{before}<|channel|>commentary to=functions.")
+    befores = ("", thought, f"{thought}{HARMONY.preamble_header}I look.<|end|>{NEXT}")
+    for before, form in product(befores, HARMONY.calls):
+        start = encoded(vocabulary, f"{before}{form.opens[0]}")
         walk = vocabulary.walk(matcher.deep_copy(), random, start)
         answer = parsed(vocabulary, walk)
         (call,) = whole_calls(answer.calls)
@@ -169,3 +174,25 @@ def test_a_continued_message_is_content(vocabulary: Vocabulary) -> None:
     walk = vocabulary.walk(matcher, np.random.default_rng(5))
     answer = parsed(vocabulary, walk, starts_inside_content=True)
     assert len(whole_calls(answer.calls)) == 1
+
+
+def test_a_limit_on_the_reasoning_leaves_calls_free(vocabulary: Vocabulary) -> None:
+    """With tools that are not strict: every spelling of a call that the parser reads."""
+    formats = ResponseFormats(vocabulary.tokenizer, "openai", None)
+    (tool, *_) = calls().tools
+    wish = AnswerWish(tools=(replace(tool, enforcement=Enforcement.NONE),), max_reasoning_tokens=9)
+    found = formats.rules([], wish, vocabulary.end_ids)
+    assert found is not None
+    matcher = vocabulary.matcher(found)
+    thought = f"{HARMONY.reasoning_header}so<|end|>{NEXT}"
+    for header in (
+        "<|channel|>commentary to=functions.get-node <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.get-node<|message|>",
+        " to=functions.get-node<|channel|>commentary json<|message|>",
+        f"{HARMONY.preamble_header}I look.<|end|>{NEXT} to=functions.get-node<|channel|>commentary"
+        "<|message|>",
+    ):
+        for before in ("", thought):
+            text = encoded(vocabulary, f'{before}{header}{{"key": 1}}')
+            assert matcher.deep_copy().validate_tokens(text) == len(text), (before, header)
+    assert formats.rules([], AnswerWish(tools=wish.tools), vocabulary.end_ids) is None

@@ -68,9 +68,36 @@ ANSWERS: dict[str, tuple[str, Parts]] = {
     "thought that is cut": ("<|channel|>analysis<|message|>I see \n", ("I see \n", "", [])),
     "header that is cut": (f"{THOUGHT}{NEXT}<|channel|>fin", ("I see é.", "", [])),
     "arguments that are cut": (f'{CALL}{{"a": ', ("", "", [("f", '{"a": ')])),
-    "no arguments": (f"{CALL}<|call|>", ("", "", [("f", "")])),
+    "no arguments": (f"{CALL}<|call|>", ("", "", [("f", "{}")])),
+    "arguments that are no object": (
+        f"{THOUGHT}{NEXT}<|channel|>commentary to=functions.f code<|message|>print(1)\n<|call|>",
+        ("I see é.", "", [("f", "print(1)")]),
+    ),
+    "a tool's name alone": (
+        f"<|channel|>commentary to=f <|constrain|>json<|message|>{{}}<|end|>{NEXT} to=python"
+        "<|channel|>commentary code<|message|>1<|call|>",
+        ("1", "", [("f", "{}")]),
+    ),
+    "a message to the user": ("<|channel|>final to=user<|message|>It is 5.", ("", "It is 5.", [])),
+    "an empty message": (
+        f"<|channel|>commentary<|message|><|end|>{NEXT}{FINAL}",
+        ("", "It is 5.\n", []),
+    ),
+    "messages without ends": (
+        f"<|channel|>analysis<|message|>a<|channel|>commentary<|message|>b{CALL}{{}}",
+        ("a", "b", [("f", "{}")]),
+    ),
+    "a header in a header": (f"<|channel|>analysis{NEXT}{FINAL}", ("", "It is 5.\n", [])),
+    "text like a recipient": (" to=42 apples", ("", " to=42 apples", [])),
+    "text like a recipient and a message": (
+        f" to=42 apples{NEXT}{FINAL}",
+        ("", " to=42 applesIt is 5.\n", []),
+    ),
     "end without a next message": (f"{THOUGHT} more", ("I see é.", " more", [])),
-    "long header": (f"<|channel|>{'x' * 600}<|message|>y", ("", f"<|channel|>{'x' * 600}", [])),
+    "long header": (
+        f"<|channel|>{'x' * 512} to=functions.f<|message|>y{NEXT}{FINAL}",
+        ("", f"<|channel|>{'x' * 512} to=functions.f<|message|>yIt is 5.\n", []),
+    ),
     "nothing": ("", ("", "", [])),
 }
 
@@ -93,7 +120,12 @@ def of_text(text: str, ends: list[int], **options: Any) -> tuple[Parts, int]:
         ParserOptions(
             markers=MarkerTokens({}, (), HARMONY.literals()),
             channels=HARMONY,
-            **{"tools": HARMONY.call, "reasoning": HARMONY.reasoning, **options},
+            **{
+                "tools": HARMONY.call,
+                "reasoning": HARMONY.reasoning,
+                "schemas": SCHEMAS,
+                **options,
+            },
         )
     )
     delta = ResponseDelta()
@@ -108,12 +140,9 @@ def of_text(text: str, ends: list[int], **options: Any) -> tuple[Parts, int]:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_messages_are_reasoning_content_and_calls(name: str) -> None:
     text, expected = ANSWERS[name]
-    if name == "long header":
-        assert of_text(text, [])[0][1].startswith(expected[1])
-        return
     found, num_whole = of_text(text, list(range(len(text))))
     assert found == expected
-    assert num_whole == sum(1 for _, arguments in expected[2] if arguments.endswith("}"))
+    assert num_whole == sum(1 for _, arguments in expected[2] if not arguments.endswith(": "))
 
 
 @given(st.sampled_from(sorted(ANSWERS)), st.lists(st.integers(0, 10_000), max_size=8))
@@ -149,7 +178,10 @@ def test_only_tokens_are_markers(name: str, special: bool) -> None:
         assert parts(delta) == expected
     num_reasoning = delta.num_reasoning_tokens
     assert (num_reasoning > 0) == bool(expected[0])
-    assert num_reasoning <= len(token_ids)
+    if text.startswith(THOUGHT):
+        assert num_reasoning >= len(model.encode(THOUGHT, add_special_tokens=False)) - 1
+    if name in ("thought, final", "thought, call"):  # no token of the next header counts
+        assert num_reasoning <= len(model.encode(THOUGHT, add_special_tokens=False))
 
 
 def test_the_spelling_of_a_marker_is_text() -> None:
