@@ -92,6 +92,6 @@ def test_serve_rejects_what_the_draft_checkpoint_contradicts(coded: Path) -> Non
         model="demo", speculative_model=str(coded), speculative_model_quantization="awq"
     )
     with pytest.raises(
-        ConfigurationError, match=r"speculative_model .*quantized \(gptq\), which is not 'awq'"
+        ConfigurationError, match=r"the speculative model .*quantized \(gptq\), which is not 'awq'"
     ):
         check_before_start(engine, ReplicaArgs())

@@ -454,4 +454,6 @@ async def test_bytes_that_are_not_a_request_are_rejected(
         with pytest.raises(grpc.aio.AioRpcError, match="is not a valid") as caught:
             await call(data).read()
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert not [record for record in caplog.records if record.exc_info]
+    # gRPC has one poller per process, which reports late events of closed loops of other tests.
+    records = [one for one in caplog.records if "PollerCompletionQueue" not in one.getMessage()]
+    assert not [record for record in records if record.exc_info]
