@@ -4,6 +4,7 @@ Sources: the chat templates of the checkpoints that use them, and vLLM's documen
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from taco_gateway.text.response.formats import (
     JsonCall,
@@ -15,6 +16,26 @@ from taco_gateway.text.response.formats import (
 )
 
 CHANNEL_TOOLS, CHANNEL_REASONING = "openai", "openai_gptoss"
+
+_FUNCTION_TAGS = TaggedCall(
+    name_opens="<function=",
+    name_closes=">",
+    key_opens="<parameter=",
+    key_closes=">",
+    value_closes="</parameter>",
+    call_closes="</function>",
+)
+_KEY_TAGS = TaggedCall(
+    name_opens="",
+    name_closes="\n",
+    key_opens="<arg_key>",
+    key_closes="</arg_key>",
+    value_opens="\n<arg_value>",
+    value_closes="</arg_value>",
+    call_closes="</tool_call>",
+    keeps_spaces=True,
+    guesses_types=True,
+)
 
 _TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(opens=("<tool_call>",), closes=("</tool_call>",), json_call=JsonCall()),
@@ -73,27 +94,12 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
         opens=("<tool_call>",),
         closes=("</tool_call>",),
         bare_opens=("<function=",),
-        tagged_call=TaggedCall(
-            name_opens="<function=",
-            name_closes=">",
-            key_opens="<parameter=",
-            key_closes=">",
-            value_closes="</parameter>",
-            call_closes="</function>",
-        ),
+        tagged_call=_FUNCTION_TAGS,
     ),
     "seed_oss": ToolFormat(
         opens=("<seed:tool_call>",),
         closes=("</seed:tool_call>",),
-        tagged_call=TaggedCall(
-            name_opens="<function=",
-            name_closes=">",
-            key_opens="<parameter=",
-            key_closes=">",
-            value_closes="</parameter>",
-            call_closes="</function>",
-            keeps_spaces=True,
-        ),
+        tagged_call=replace(_FUNCTION_TAGS, keeps_spaces=True),
     ),
     "minimax_m2": ToolFormat(
         opens=("<minimax:tool_call>",),
@@ -108,33 +114,10 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
             keeps_spaces=True,
         ),
     ),
-    "glm45": ToolFormat(
-        opens=("<tool_call>",),
-        tagged_call=TaggedCall(
-            name_opens="",
-            name_closes="\n",
-            key_opens="<arg_key>",
-            key_closes="</arg_key>",
-            value_opens="\n<arg_value>",
-            value_closes="</arg_value>",
-            call_closes="</tool_call>",
-            keeps_spaces=True,
-            guesses_types=True,
-        ),
-    ),
+    "glm45": ToolFormat(opens=("<tool_call>",), tagged_call=_KEY_TAGS),
     "glm47": ToolFormat(
         opens=("<tool_call>",),
-        tagged_call=TaggedCall(
-            name_opens="",
-            name_closes="",
-            key_opens="<arg_key>",
-            key_closes="</arg_key>",
-            value_opens="<arg_value>",
-            value_closes="</arg_value>",
-            call_closes="</tool_call>",
-            keeps_spaces=True,
-            guesses_types=True,
-        ),
+        tagged_call=replace(_KEY_TAGS, name_closes="", value_opens="<arg_value>"),
     ),
     "internlm": ToolFormat(
         opens=("<|action_start|><|plugin|>",), closes=("<|action_end|>",), json_call=JsonCall()
