@@ -9,14 +9,18 @@ from taco_worker.models.tensor_files import iterate_tensors
 
 
 class AdapterMerger:
-    """Changes the tensors of a model. The adapter's own tensors, which are small, stay in memory
-    until then.
+    """Changes the tensors of a model. Those of the adapter that the model needs, which are small,
+    stay in memory until then.
     """
 
     def __init__(self, adapter: LoraAdapter) -> None:
         """Raises ValueError if the file of the adapter cannot be read."""
         self._adapter = adapter
-        self._tensors = {name: tensor.clone() for name, tensor in iterate_tensors(adapter.file)}
+        needed = set(adapter.replaced.values())
+        for product in adapter.products.values():
+            needed |= {product.a, product.b}
+        tensors = iterate_tensors(adapter.file, needed.__contains__)
+        self._tensors = {name: tensor.clone() for name, tensor in tensors}
         self._merged: set[str] = set()
 
     def merged(self, name: str, tensor: Tensor) -> Tensor:
