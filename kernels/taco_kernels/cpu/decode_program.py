@@ -64,6 +64,7 @@ class DecodeProgram:
         num_rows: int = fields.num_rows
         batch.num_tokens = batch.num_seqs = step.num_outputs = logits.count = num_rows
         batch.block_table_stride = fields.table_columns
+        step.adapter_ids = self._rows.addresses["adapter_ids"] if fields.has_adapters else None
         logits.logprobs = self._rows.addresses["logprobs"] if fields.gives_logprobs else None
         program, step_at, logits_at = self._addresses
         quick, pool = self._quick_lib, self._kernels.pool

@@ -34,6 +34,7 @@ class WeightMatrix(ABC):
         shape: (n, k).
         dtype: of the operands that it multiplies.
         gated: rows 0 to n / 2 - 1 are the gate's, the others up's.
+        packed_columns: of W^T, with the padding to whole panels.
         struct: the matrix as kernels take it; points to this object's memory.
     """
 
@@ -47,7 +48,7 @@ class WeightMatrix(ABC):
         self.dtype = dtype
         self.gated = gated
         self.struct = Matrix(type=DTYPES[dtype], n=n, k=k, segments=segments)
-        self._columns = num_panels(n, gated=gated) * PANEL
+        self.packed_columns = num_panels(n, gated=gated) * PANEL
         self._bias: Tensor | None = None
 
     @property
@@ -114,7 +115,7 @@ class WeightMatrix(ABC):
     def set_bias(self, bias: Tensor, start: int = 0) -> None:
         """Sets the bias, float [count], of rows from `start` on; 0 where none is set."""
         if self._bias is None:
-            self._bias = torch.zeros(self._columns)
+            self._bias = torch.zeros(self.packed_columns)
             self.struct.bias = self._bias.data_ptr()
         for half, first, part in self._halves(bias, start):
             self._bias[self._columns_of(half, first, part.shape[0])] = part.float()
@@ -171,8 +172,9 @@ class PackedMatrix(WeightMatrix):
             memory = allocate(matrix_bytes(n, k, dtype.itemsize, gated=gated))
         self._data = memory
         quantized = dtype == torch.int8
-        self._scales = torch.zeros(self._columns) if quantized else None
-        self._column_sums = torch.zeros(self._columns, dtype=torch.int32) if quantized else None
+        columns = self.packed_columns
+        self._scales = torch.zeros(columns) if quantized else None
+        self._column_sums = torch.zeros(columns, dtype=torch.int32) if quantized else None
         self.struct.data = self._data.data_ptr()
         self.struct.scales = _address(self._scales)
         self.struct.column_sums = _address(self._column_sums)

@@ -118,6 +118,7 @@ class ProgramRunner:
         embedding_rows: IntArray | None = None,
         embeddings: Tensor | None = None,
         columns: Tensor | None = None,
+        adapter_ids: IntArray | None = None,
         most_likely: MostLikely | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values to the cache.
@@ -137,6 +138,7 @@ class ProgramRunner:
                 the embedding table, or -1.
             embeddings: contiguous float32 [rows, embedding_size].
             columns: contiguous float32 [num_tokens, columns of the op input], if there is one.
+            adapter_ids: [num_tokens], the adapter of each token; negative: none.
             most_likely: is filled for the outputs. The host works before the step for that, and
                 not between the step and its logits, when the caches hold none of its code.
 
@@ -158,6 +160,7 @@ class ProgramRunner:
         step.rope_positions = None if rope_positions is None else _address(rope_positions)
         step.embedding_rows = None if embedding_rows is None else _address(embedding_rows)
         step.embeddings = None if embeddings is None else embeddings.data_ptr()
+        step.adapter_ids = None if adapter_ids is None else _address(adapter_ids)
         step.columns = self._checked_columns(columns, token_ids.size)
         if step.num_kept:
             width = step.num_kept * self._hidden_size

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from taco_kernels.cpu.packed_matrix import SOURCE_DTYPES
 from taco_kernels.cpu.structs import (
+    AdapterProduct,
     Attention,
     Batch,
     ColumnOrder,
@@ -44,6 +45,7 @@ OP_KINDS = (
     "head_copy",
     "input",
     "xielu",
+    "adapt",
 )
 MAX_BUFFERS = 64  # csrc/program/scratch.h
 
@@ -104,6 +106,7 @@ class Op(Structure):
         ("experts", ExpertProduct),
         ("ids", Columns),
         ("weights", Columns),
+        ("adapters", AdapterProduct),
         ("num_heads", c_int64),
         ("x_stride", c_int64),
         ("out_stride", c_int64),
@@ -149,6 +152,7 @@ class Step(Structure):
         ("scratch", c_void_p),
         ("copies", KVCopies),
         ("columns", c_void_p),
+        ("adapter_ids", c_void_p),
     )
 
 

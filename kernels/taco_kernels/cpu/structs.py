@@ -118,6 +118,8 @@ class Product(Structure):
         ("limit", c_float),
         ("factor", c_float),
         ("masks", TokenMasks),
+        ("addend", c_void_p),
+        ("addend_stride", c_int64),
     )
 
 
@@ -172,6 +174,21 @@ class ExpertProduct(Structure):
         ("out", c_void_p),
         ("out_stride", c_int64),
         ("adds", c_bool),
+        ("scratch", c_void_p),
+    )
+
+
+class AdapterProduct(Structure):
+    _fields_ = (
+        ("rows", Rows),
+        ("num_adapters", c_int64),
+        ("ids", c_void_p),
+        ("tokens", c_void_p),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("num_panels", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
         ("scratch", c_void_p),
     )
 

@@ -13,7 +13,10 @@ from taco_kernels.library import library_keeping_gil
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int32]
 
-_INPUT = ("token_ids", "positions", "query_start", "seq_lens", "output_rows", "block_tables")
+_INPUT = (
+    *("token_ids", "positions", "query_start", "seq_lens", "output_rows", "adapter_ids"),
+    "block_tables",
+)
 _OUTPUT = ("sampled", "logprobs", "entries_of_row", "entry_token_ids", "entry_logprobs")
 
 
@@ -30,6 +33,7 @@ class SlotColumns(Structure):
         ("is_occupied", c_void_p),
         ("features", c_void_p),
         ("num_logprobs", c_void_p),
+        ("adapter_ids", c_void_p),
         ("num_tokens", c_void_p),
         ("num_computed_tokens", c_void_p),
         ("num_blocks", c_void_p),
@@ -68,6 +72,7 @@ class _Rows(Structure):
         ("table_columns", c_int64),
         ("gives_logprobs", c_bool),
         ("has_failed_rows", c_bool),
+        ("has_adapters", c_bool),
         ("num_entries", c_int64),
         *((name, c_void_p) for name in ("slots", *_INPUT, *_OUTPUT)),
     )
@@ -81,10 +86,11 @@ class DecodeRows:
     Attributes:
         max_rows: the number of slots.
         fields: numbers of the current step, for reading: num_rows, table_columns, gives_logprobs,
-            has_failed_rows, num_entries.
+            has_failed_rows, has_adapters, num_entries.
         addresses: of the arrays, by name. The model reads token_ids, positions, query_start,
-            seq_lens, output_rows and block_tables [num_rows, table_columns]. It writes `sampled`
-            (int32; negative: no logit is finite) and, if `gives_logprobs`, `logprobs` (float32).
+            seq_lens, output_rows, adapter_ids (if `has_adapters`) and block_tables [num_rows,
+            table_columns]. It writes `sampled` (int32; negative: no logit is finite) and, if
+            `gives_logprobs`, `logprobs` (float32).
     """
 
     def __init__(self, slots: SlotColumns) -> None:

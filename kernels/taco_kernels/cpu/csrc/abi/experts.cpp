@@ -1,4 +1,4 @@
-// C functions of a mixture of experts.
+// C functions of a mixture of experts, and of adapters.
 
 #include "abi/cpu_abi.h"
 #include "dispatch/kernel_table.h"
@@ -14,4 +14,12 @@ int64_t taco_experts_scratch_bytes(const TacoPool* pool, const ExpertProduct* pr
 
 void taco_multiply_experts(TacoPool* pool, const ExpertProduct* product) {
     pool->threads.run([&](Thread& thread) { pool->kernels.multiply_experts(thread, *product); });
+}
+
+int64_t taco_adapters_scratch_bytes(const TacoPool* pool, const AdapterProduct* product) {
+    return pool->kernels.adapters_scratch_bytes(*product);
+}
+
+void taco_multiply_adapters(TacoPool* pool, const AdapterProduct* product) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.multiply_adapters(thread, *product); });
 }

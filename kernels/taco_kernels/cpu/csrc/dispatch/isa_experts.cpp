@@ -1,4 +1,5 @@
 #include "dispatch/isa_table.h"
+#include "experts/multiply_adapters.h"
 #include "experts/multiply_experts.h"
 #include "experts/route.h"
 
@@ -6,4 +7,6 @@ void TACO_ISA::add_experts(Kernels& table) {
     table.route = route;
     table.experts_scratch_bytes = experts_scratch_bytes;
     table.multiply_experts = multiply_experts;
+    table.adapters_scratch_bytes = adapters_scratch_bytes;
+    table.multiply_adapters = multiply_adapters;
 }

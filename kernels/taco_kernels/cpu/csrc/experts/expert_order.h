@@ -10,13 +10,22 @@
 
 namespace TACO_ISA {
 
-// What the threads share of one ExpertProduct. A pair is numbered row * top_k + rank.
+// Two products one after the other: of each expert, or of each adapter.
+struct GroupedMatrices {
+    int64_t count;
+    const Matrix* first;  // [count]
+    int64_t first_panels;
+    const Matrix* second;  // [count]
+    int64_t second_panels;
+};
+
+// What the threads share of one such product. A pair is numbered row * top_k + rank.
 struct ExpertOrder {
     int64_t* num_hit;  // experts that at least one row has chosen; the next arrays are of these
     int32_t* experts;  // [num_hit], ascending
     int32_t* starts;   // [num_hit + 1], where an expert's pairs begin in `pairs`
     // [num_hit + 1], where an expert's blocks begin in the shared loop of each grouped product
-    int64_t *gate_up_blocks, *down_blocks;
+    int64_t *first_blocks, *second_blocks;
     int32_t* row_starts;  // [num_hit], an expert's first row of operands, which begins a tile
     int32_t* pairs;       // [num_pairs], sorted by expert, then by number
     int32_t* rows;        // [num_pairs], of the operands of these pairs
@@ -27,14 +36,15 @@ struct ExpertOrder {
         num_hit = arena.take<int64_t>(1);
         experts = arena.take<int32_t>(most);
         starts = arena.take<int32_t>(most + 1);
-        gate_up_blocks = arena.take<int64_t>(most + 1);
-        down_blocks = arena.take<int64_t>(most + 1);
+        first_blocks = arena.take<int64_t>(most + 1);
+        second_blocks = arena.take<int64_t>(most + 1);
         row_starts = arena.take<int32_t>(most);
         pairs = arena.take<int32_t>(num_pairs);
         rows = arena.take<int32_t>(num_pairs);
         next_pair = arena.take<int32_t>(num_experts);
     }
 
+    int64_t num_pairs() const { return starts[*num_hit]; }
     int64_t num_rows(int64_t hit) const { return starts[hit + 1] - starts[hit]; }
 
     // Rows of operands that the pairs take at most: each expert's begin with a tile.
@@ -51,24 +61,26 @@ inline Blocking expert_blocking(const Matrix& matrix, int64_t num_panels, int64_
     return Blocking(matrix, num_rows, num_panels, int(ceil_div(num_threads, num_hit)), finished_by);
 }
 
-// Fills the order with a counting sort, on one thread.
-inline void sort_pairs(const ExpertProduct& product, int num_threads, const ExpertOrder& order) {
-    const int64_t count = product.rows.count, top_k = product.top_k;
+// Fills the order with a counting sort, on one thread. id_of(row, rank): of the expert, or negative
+// for a pair that takes no part.
+template <class IdOf>
+void sort_pairs(const GroupedMatrices& matrices, int64_t count, int64_t top_k, int num_threads,
+                const ExpertOrder& order, IdOf id_of) {
     const auto for_pairs = [&](auto body) {
         for (int64_t row = 0; row < count; ++row) {
-            const int32_t* ids = product.ids + row * product.ids_stride;
             for (int64_t rank = 0; rank < top_k; ++rank) {
-                body(ids[rank], int32_t(row * top_k + rank));
+                const int32_t id = id_of(row, rank);
+                if (id >= 0) body(id, int32_t(row * top_k + rank));
             }
         }
     };
     int32_t* sizes = order.next_pair;
-    std::fill_n(sizes, product.num_experts, 0);
+    std::fill_n(sizes, matrices.count, 0);
     for_pairs([&](int32_t expert, int32_t) { ++sizes[expert]; });
 
     int64_t hit = 0;
     int32_t begin = 0;
-    for (int64_t expert = 0; expert < product.num_experts; ++expert) {
+    for (int64_t expert = 0; expert < matrices.count; ++expert) {
         if (sizes[expert] == 0) continue;
         order.experts[hit] = int32_t(expert);
         order.starts[hit++] = begin;
@@ -77,8 +89,7 @@ inline void sort_pairs(const ExpertProduct& product, int num_threads, const Expe
     order.starts[hit] = begin;
     *order.num_hit = hit;
 
-    order.gate_up_blocks[0] = order.down_blocks[0] = 0;
-    const Matrix &gate_up = *product.gate_up, &down = *product.down;
+    order.first_blocks[0] = order.second_blocks[0] = 0;
     int64_t row_start = 0;
     for (int64_t i = 0; i < hit; ++i) {
         const auto num_blocks = [&](const Matrix& matrix, int64_t num_panels,
@@ -87,18 +98,53 @@ inline void sort_pairs(const ExpertProduct& product, int num_threads, const Expe
                                    finished_by)
                 .count();
         };
-        order.gate_up_blocks[i + 1] =
-            order.gate_up_blocks[i] +
-            num_blocks(gate_up, gate_up.num_pair_panels(), FinishedBy::quad);
-        order.down_blocks[i + 1] =
-            order.down_blocks[i] + num_blocks(down, down.num_panels(), FinishedBy::block);
+        const Matrix &first = matrices.first[order.experts[i]],
+                     &second = matrices.second[order.experts[i]];
+        order.first_blocks[i + 1] =
+            order.first_blocks[i] + num_blocks(first, matrices.first_panels, FinishedBy::quad);
+        order.second_blocks[i + 1] =
+            order.second_blocks[i] + num_blocks(second, matrices.second_panels, FinishedBy::block);
         order.next_pair[order.experts[i]] = order.starts[i];
         order.row_starts[i] = int32_t(row_start);
         std::iota(order.rows + order.starts[i], order.rows + order.starts[i + 1],
                   order.row_starts[i]);
-        row_start += operand_rows(gate_up.type, order.num_rows(i));
+        row_start += operand_rows(first.type, order.num_rows(i));
     }
     for_pairs([&](int32_t expert, int32_t pair) { order.pairs[order.next_pair[expert]++] = pair; });
+}
+
+// One product of each hit expert's matrix with its part of `rows`: threads share the blocks of all
+// in one loop. Calls body(matrix, the expert's rows, index of the hit expert, blocking, block,
+// memory that is likely read next).
+template <class Body>
+void share_experts(Thread& thread, const ExpertOrder& order, const Matrix* matrices,
+                   int64_t num_panels, const int64_t* first_blocks, const Rows& rows,
+                   FinishedBy finished_by, Body body) {
+    const int64_t num_hit = *order.num_hit, num_blocks = first_blocks[num_hit];
+    const auto hit_of = [&](int64_t index) {
+        return std::upper_bound(first_blocks, first_blocks + num_hit, index) - first_blocks - 1;
+    };
+    const auto matrix_of = [&](int64_t hit) -> const Matrix& {
+        return matrices[order.experts[hit]];
+    };
+    const auto blocking_of = [&](int64_t hit) {
+        return expert_blocking(matrix_of(hit), num_panels, order.num_rows(hit), num_hit,
+                               thread.count(), finished_by);
+    };
+    thread.share(num_blocks, 1, [&](int64_t index, int64_t) {
+        const int64_t hit = hit_of(index);
+        const int64_t next = std::min(index + thread.chunk_step(), num_blocks - 1);
+        const int64_t next_hit = hit_of(next);
+        const Range next_panels = blocking_of(next_hit).panel_range(next - first_blocks[next_hit]);
+        const Matrix& matrix = matrix_of(hit);
+        const int64_t first = order.row_starts[hit];
+        const Rows own = {order.num_rows(hit),
+                          static_cast<const char*>(rows.data) +
+                              operand_offset(matrix.type, first, rows.stride, 0),
+                          rows.stride, rows.scales ? rows.scales + first : nullptr};
+        body(matrix, own, hit, blocking_of(hit), index - first_blocks[hit],
+             matrix_of(next_hit).panel(next_panels.begin));
+    });
 }
 
 }  // namespace TACO_ISA

@@ -54,7 +54,7 @@ public:
         : thread_(thread), product_(product), scratch_(scratch), order_(scratch.order) {}
 
     void run() {
-        if (thread_.index() == 0) sort_pairs(product_, thread_.count(), order_);
+        if (thread_.index() == 0) sort();
         thread_.barrier();
         gather_rows();
         multiply_gate_up();
@@ -64,6 +64,16 @@ public:
 
 private:
     int64_t num_pairs() const { return product_.rows.count * product_.top_k; }
+
+    void sort() const {
+        const Matrix &gate_up = *product_.gate_up, &down = *product_.down;
+        const GroupedMatrices matrices = {product_.num_experts, &gate_up, gate_up.num_pair_panels(),
+                                          &down, down.num_panels()};
+        sort_pairs(matrices, product_.rows.count, product_.top_k, thread_.count(), order_,
+                   [&](int64_t row, int64_t rank) {
+                       return product_.ids[row * product_.ids_stride + rank];
+                   });
+    }
 
     // Copies the operands of each pair's row, so that an expert's rows are adjacent.
     void gather_rows() {
@@ -88,8 +98,8 @@ private:
     void multiply_gate_up() {
         const GatedActivation& activation = product_.activation;
         const Rows rows = {0, scratch_.operands, product_.rows.stride, scratch_.scales};
-        share_experts(product_.gate_up, product_.gate_up->num_pair_panels(), order_.gate_up_blocks,
-                      rows, FinishedBy::quad,
+        share_experts(thread_, order_, product_.gate_up, product_.gate_up->num_pair_panels(),
+                      order_.first_blocks, rows, FinishedBy::quad,
                       [&](const Matrix& matrix, const Rows& own, int64_t hit,
                           const Blocking& blocking, int64_t index, const void* next) {
                           Product product{};
@@ -118,8 +128,8 @@ private:
             }
         };
         share_experts(
-            product_.down, product_.down->num_panels(), order_.down_blocks, inner_rows(),
-            FinishedBy::block,
+            thread_, order_, product_.down, product_.down->num_panels(), order_.second_blocks,
+            inner_rows(), FinishedBy::block,
             [&](const Matrix& matrix, const Rows& own, int64_t hit, const Blocking& blocking,
                 int64_t index, const void* next) {
                 run_block(own, matrix, blocking, index, next, [&](const Block& block, void* sums) {
@@ -142,36 +152,6 @@ private:
             }
         });
         return {0, scratch_.inner_operands, stride, scratch_.inner_scales};
-    }
-
-    // One product of each hit expert's matrix with its part of `rows`. Calls body(matrix, the
-    // expert's rows, index of the hit expert, blocking, block, memory that is likely read next).
-    template <class Body>
-    void share_experts(const Matrix* matrices, int64_t num_panels, const int64_t* first_blocks,
-                       const Rows& rows, FinishedBy finished_by, Body body) {
-        const int64_t num_hit = *order_.num_hit, num_blocks = first_blocks[num_hit];
-        const auto hit_of = [&](int64_t index) {
-            return std::upper_bound(first_blocks, first_blocks + num_hit, index) - first_blocks - 1;
-        };
-        const auto blocking_of = [&](int64_t hit) {
-            return expert_blocking(*matrices, num_panels, order_.num_rows(hit), num_hit,
-                                   thread_.count(), finished_by);
-        };
-        thread_.share(num_blocks, 1, [&](int64_t index, int64_t) {
-            const int64_t hit = hit_of(index);
-            const int64_t next = std::min(index + thread_.chunk_step(), num_blocks - 1);
-            const int64_t next_hit = hit_of(next);
-            const Range next_panels =
-                blocking_of(next_hit).panel_range(next - first_blocks[next_hit]);
-            const int64_t first = order_.row_starts[hit];
-            const Rows own = {order_.num_rows(hit),
-                              static_cast<const char*>(rows.data) +
-                                  operand_offset(matrices->type, first, rows.stride, 0),
-                              rows.stride, rows.scales ? rows.scales + first : nullptr};
-            body(matrices[order_.experts[hit]], own, hit, blocking_of(hit),
-                 index - first_blocks[hit],
-                 matrices[order_.experts[next_hit]].panel(next_panels.begin));
-        });
     }
 
     void sum_outputs() {

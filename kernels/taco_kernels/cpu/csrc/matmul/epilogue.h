@@ -136,7 +136,7 @@ private:
 };
 
 // What an epilogue does with a row. The light ones take so few instructions that they cost no time
-// beside the tile products of other rows.
+// beside the tile products of other rows. The other kind gives the same bits for the same product.
 enum class RowEpilogue { store, add, gate_silu, gate_silu_for_bf16, other };
 
 constexpr bool is_gate_silu(RowEpilogue kind) {
@@ -150,7 +150,12 @@ inline F32 silu_of(F32 gate) {
     return KIND == RowEpilogue::gate_silu ? silu(gate) : silu_for_bf16(gate);
 }
 
+inline bool rounds_silu(const Product& product) {
+    return product.activation == Activation::silu && product.matrix.type != DType::f32;
+}
+
 inline RowEpilogue row_epilogue(const Product& product) {
+    if (product.addend) return RowEpilogue::other;
     const bool is_plain = product.activation == Activation::none;
     switch (product.epilogue) {
         case Epilogue::store: return is_plain ? RowEpilogue::store : RowEpilogue::other;
@@ -158,8 +163,7 @@ inline RowEpilogue row_epilogue(const Product& product) {
         case Epilogue::gate_mul: break;
     }
     if (product.activation != Activation::silu) return RowEpilogue::other;
-    return product.matrix.type == DType::f32 ? RowEpilogue::gate_silu
-                                             : RowEpilogue::gate_silu_for_bf16;
+    return rounds_silu(product) ? RowEpilogue::gate_silu_for_bf16 : RowEpilogue::gate_silu;
 }
 
 // Writes the results of a block, row by row.
@@ -174,6 +178,8 @@ public:
         : values_(product.matrix, product.rows.scales, block, sums),
           panels_(block.panels),
           is_gated_(product.epilogue == Epilogue::gate_mul),
+          adds_(product.epilogue == Epilogue::add),
+          rounds_silu_(rounds_silu(product)),
           is_operand_(product.out_is_operand),
           columns_(is_gated_ ? product.matrix.n / 2 : product.matrix.n),
           out_(product.out),
@@ -181,7 +187,9 @@ public:
           factor_(product.factor),
           activation_(product.activation),
           alpha_(product.alpha),
-          limit_(product.limit) {}
+          limit_(product.limit),
+          addend_(product.addend),
+          addend_stride_(product.addend_stride) {}
 
     // The row is counted from the first of the rows.
     void operator()(int64_t row) const {
@@ -189,15 +197,15 @@ public:
         if (is_gate_silu(KIND) || (KIND == RowEpilogue::other && is_gated_)) {
             for (int64_t panel = panels_.begin; panel < panels_.end; panel += 2) {
                 write(row, panel / 2 * PANEL,
-                      gated(values_.at(row, panel), values_.at(row, panel + 1)));
+                      gated(value_at(row, panel), value_at(row, panel + 1)));
             }
             return;
         }
         for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
             const int64_t column = panel * PANEL;
-            F32 value = values_.at(row, panel);
+            F32 value = value_at(row, panel);
             if constexpr (KIND == RowEpilogue::other) value = activate(value, activation_);
-            if constexpr (KIND == RowEpilogue::add) {
+            if (KIND == RowEpilogue::add || (KIND == RowEpilogue::other && adds_)) {
                 const float* out = static_cast<const float*>(out_) + row * out_stride_ + column;
                 value =
                     fma(value, set1(factor_), load_lanes(out, std::min(PANEL, columns_ - column)));
@@ -207,8 +215,15 @@ public:
     }
 
 private:
+    F32 value_at(int64_t row, int64_t panel) const {
+        const F32 value = values_.at(row, panel);
+        if (KIND != RowEpilogue::other || !addend_) return value;
+        return add(value, load(addend_ + row * addend_stride_ + panel * PANEL));
+    }
+
     F32 gated(F32 gate, F32 up) const {
         if constexpr (is_gate_silu(KIND)) return mul(silu_of<KIND>(gate), up);
+        if (rounds_silu_) return mul(silu_for_bf16(gate), up);
         return activate_gated(gate, up, activation_, alpha_, limit_);
     }
 
@@ -226,13 +241,15 @@ private:
 
     BlockValues values_;
     Range panels_ = {0, 0};
-    bool is_gated_ = false, is_operand_ = false;
+    bool is_gated_ = false, adds_ = false, rounds_silu_ = false, is_operand_ = false;
     int64_t columns_ = 0;
     void* out_ = nullptr;
     int64_t out_stride_ = 0;
     float factor_ = 1;
     Activation activation_ = Activation::none;
     float alpha_ = 0, limit_ = 0;
+    const float* addend_ = nullptr;
+    int64_t addend_stride_ = 0;
 };
 
 // Calls body(std::integral_constant<RowEpilogue, ...>) with the kind of the product's epilogue.

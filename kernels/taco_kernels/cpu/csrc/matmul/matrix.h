@@ -132,6 +132,9 @@ struct Product {
     float alpha = 0, limit = 0;  // of Activation::swiglu_clipped
     float factor = 1;            // for Epilogue::add
     TokenMasks masks = {};       // of the rows: `out` is undefined where no row of a block needs it
+    // Added to the sums and bias: [count, whole panels] in the order of the packed columns; or null
+    const float* addend = nullptr;
+    int64_t addend_stride = 0;
 };
 
 // out[h] = x[h] W[h]^T for each head h of some rows.

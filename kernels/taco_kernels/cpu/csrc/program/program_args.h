@@ -54,6 +54,7 @@ enum class OpKind : int32_t {
     head_copy = 19,
     input = 20,
     xielu = 21,
+    adapt = 22,
 };
 
 // One op. x and y are inputs, out is the output; the comments name the fields that each kind reads.
@@ -61,7 +62,7 @@ struct Op {
     OpKind kind;
     Columns x, y, out;
     // embed: row (index + offset) of the table, or of `matrix`, is stored or added to out.
-    // linear: out = epilogue(x W^T + bias).
+    // linear: out = epilogue(x W^T + bias + y). y is the output of `adapt`, if there is one.
     Table table;
     Matrix matrix;
     bool indexes_positions, adds;
@@ -99,6 +100,8 @@ struct Op {
     // experts: of x; the step sets rows, ids, weights, out and scratch. `adds` to out.
     ExpertProduct experts;
     Columns ids, weights;
+    // adapt: of x; the step sets rows, ids, tokens, out and scratch.
+    AdapterProduct adapters;
     // head_linear: out[h] = x[h] W[h]^T with the matrix of the first head; y: its operands.
     // head_copy: `group` columns of each head of x. The columns of a head begin a stride after
     // those of the one before.
@@ -143,6 +146,7 @@ struct Step {
     void* scratch;               // `forward_scratch` bytes, aligned to 64
     KVCopies copies;             // in each layer, after the step's own tokens were written
     const float* columns;        // [num_tokens, columns of the op input], or null
+    const int32_t* adapter_ids;  // [num_tokens], negative: none; null: no token has an adapter
 };
 
 // Logits of hidden states that a step returned.

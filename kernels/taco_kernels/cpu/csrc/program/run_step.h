@@ -259,6 +259,11 @@ inline int64_t attention_bytes(const Program& program, const Step& step, int num
     return most;
 }
 
+// The stride of a buffer's rows as factors of products with a matrix.
+inline int64_t row_stride_of(const Buffer& buffer, const Matrix& matrix) {
+    return matrix.type == DType::f32 ? row_stride(buffer.columns) : padded_k(matrix.type, matrix.k);
+}
+
 // The largest scratch of any mixture of experts.
 inline int64_t experts_bytes(const Program& program, const Step& step) {
     int64_t most = 0;
@@ -267,20 +272,32 @@ inline int64_t experts_bytes(const Program& program, const Step& step) {
         if (op.kind != OpKind::experts) continue;
         ExpertProduct product = op.experts;
         product.rows.count = chunk_rows(step.batch.num_tokens);
-        product.rows.stride = product.gate_up->type == DType::f32
-                                  ? row_stride(program.buffers[op.x.buffer].columns)
-                                  : padded_k(product.gate_up->type, product.gate_up->k);
+        product.rows.stride = row_stride_of(program.buffers[op.x.buffer], *product.gate_up);
         most = std::max(most, kernels().experts_scratch_bytes(product));
+    }
+    return most;
+}
+
+// The largest scratch of any adapters.
+inline int64_t adapters_bytes(const Program& program, const Step& step) {
+    int64_t most = 0;
+    for (int64_t i = 0; step.adapter_ids && i < program.num_ops; ++i) {
+        const Op& op = program.ops[i];
+        if (op.kind != OpKind::adapt) continue;
+        AdapterProduct product = op.adapters;
+        product.rows.count = chunk_rows(step.batch.num_tokens);
+        product.rows.stride = row_stride_of(program.buffers[op.x.buffer], *product.a);
+        most = std::max(most, kernels().adapters_scratch_bytes(product));
     }
     return most;
 }
 
 inline int64_t forward_bytes(const Program& program, const Step& step, int num_threads) {
     Arena counter(nullptr);
-    // Attention and experts never run at the same time.
-    ForwardScratch(
-        counter, program, step,
-        std::max(attention_bytes(program, step, num_threads), experts_bytes(program, step)));
+    // Attention, experts and adapters never run at the same time.
+    ForwardScratch(counter, program, step,
+                   std::max({attention_bytes(program, step, num_threads),
+                             experts_bytes(program, step), adapters_bytes(program, step)}));
     return counter.used();
 }
 

@@ -21,6 +21,7 @@ struct SlotColumns {
     const bool* is_occupied;
     const int32_t* features;
     const int32_t* num_logprobs;  // -1: none; 0: of the sampled token alone
+    const int32_t* adapter_ids;   // negative: none
     int32_t* num_tokens;
     int32_t* num_computed_tokens;
     int32_t* num_blocks;
@@ -35,6 +36,7 @@ struct DecodeRows {
     int64_t table_columns;  // columns of this step's block tables
     bool gives_logprobs;    // of some rows
     bool has_failed_rows;   // rows without a most likely token
+    bool has_adapters;      // some rows
     int64_t num_entries;    // of log probabilities
     int32_t* slots;
     // The model's input.
@@ -43,6 +45,7 @@ struct DecodeRows {
     int32_t* query_start;
     int32_t* seq_lens;
     int32_t* output_rows;
+    int32_t* adapter_ids;
     int32_t* block_tables;  // [num_rows, table_columns]
     // The model's output; a negative token marks a failed row.
     int32_t* sampled;
@@ -115,7 +118,7 @@ inline bool begin_decode(const SlotColumns& batch, const int32_t* slots,
         return false;
     }
     int32_t longest = 0;
-    rows->gives_logprobs = false;
+    rows->gives_logprobs = rows->has_adapters = false;
     rows->query_start[0] = 0;
     for (int64_t row = 0; row < num_rows; ++row) {
         const int32_t slot = slots[row], num_tokens = batch.num_tokens[slot];
@@ -126,6 +129,8 @@ inline bool begin_decode(const SlotColumns& batch, const int32_t* slots,
         rows->query_start[row + 1] = static_cast<int32_t>(row) + 1;
         rows->seq_lens[row] = num_tokens;
         rows->output_rows[row] = static_cast<int32_t>(row);
+        rows->adapter_ids[row] = batch.adapter_ids[slot];
+        rows->has_adapters |= batch.adapter_ids[slot] >= 0;
         rows->gives_logprobs |= batch.num_logprobs[slot] == 0;
         longest = std::max(longest, num_tokens);
     }
