@@ -30,6 +30,8 @@ class ModelConfig:
         ignore_patterns: files of the hub that are not downloaded.
         model_loader_extra_config: options of the load format; tensorizer has tensorizer_uri.
         merge_lora: directory or hub id of a LoRA adapter that is merged into the weights.
+        lora_modules: LoRA adapters that requests may name: pairs of a name, and a directory or hub
+            id.
         dtype: auto, half, float16, bfloat16, float or float32.
         quantization: int8 (weights by column, activations by token) or None.
         quantized_activations: auto, int8 or bfloat16, before products with quantized weights on a
@@ -54,6 +56,7 @@ class ModelConfig:
     load_format: str = "auto"
     model_loader_extra_config: Mapping[str, Any] | None = None
     merge_lora: str | None = None
+    lora_modules: tuple[tuple[str, str], ...] = ()
     dtype: str = "auto"
     quantization: str | None = None
     quantized_activations: str = "auto"

@@ -110,6 +110,7 @@ class ModelInfo:
         license_problem: for operators: why no worker has a license; empty: one has.
         draining: the scheduler shuts down: running requests may end, new ones are rejected.
         logits_processors: names of the processors that the workers have loaded.
+        adapters: names of the LoRA adapters that the workers have loaded.
     """
 
     model: str
@@ -124,3 +125,4 @@ class ModelInfo:
     license_problem: str = ""
     draining: bool = False
     logits_processors: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()

@@ -33,6 +33,7 @@ class WorkerInfo:
             grammar forces them; it drafts them by itself. 0: it drafts no forced tokens.
         needs_history: it reads all tokens of every sequence, including those in cached blocks.
         logits_processors: names of the processors that it has loaded.
+        adapters: names of the LoRA adapters that it has loaded.
     """
 
     name: str
@@ -54,6 +55,7 @@ class WorkerInfo:
     max_forced_tokens: int = 0
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     logits_processors: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,9 @@ class JoinedSequences:
     `sampling` has a separate seed for every sequence. A lookahead cache uses tokens only for
     sequences with the same entry of `cache_salts`; empty: no sequence has a salt. An entry of
     `grammar_hashes` names the grammar of a sequence, which the worker has reported as ready before
-    a step samples the sequence; an empty entry: free text; no entries: all texts are free.
+    a step samples the sequence; an empty entry: free text; no entries: all texts are free. An entry
+    of `adapters` names the LoRA adapter of a sequence; an empty entry: the base model; no entries:
+    all sequences use it.
     """
 
     slots: IntArray
@@ -81,6 +85,7 @@ class JoinedSequences:
     sampling: tuple[SamplingParams, ...]
     cache_salts: tuple[str, ...] = ()
     grammar_hashes: tuple[bytes, ...] = ()
+    adapters: tuple[str, ...] = ()
     num_omitted_tokens: IntArray = field(default_factory=lambda: EMPTY)
 
     @property

@@ -21,6 +21,8 @@ MAX_SLOTS = 2**16
 MAX_VOCABULARY = 2**24
 MAX_ENTRIES = 1024  # of the lists in a worker's description
 MAX_SALT_CHARS = 4096
+# What all workers must have loaded.
+_LOADED = ("logits_processors", "adapters")
 
 
 class InvalidWorkerError(ValueError):
@@ -53,6 +55,9 @@ class ValidatedRequest(Protocol):
 
     @property
     def stop_token_ids(self) -> Set[int]: ...
+
+    @property
+    def adapter(self) -> str: ...
 
 
 def check_config(config: SchedulerConfig) -> None:
@@ -88,6 +93,7 @@ def check_worker(info: WorkerInfo) -> None:
         ("eos_token_ids", len(info.eos_token_ids)),
         ("default_sampling", len(info.default_sampling)),
         ("logits_processors", len(info.logits_processors)),
+        ("adapters", len(info.adapters)),
     ):
         if count > MAX_ENTRIES:
             raise InvalidWorkerError(f"{name} must have at most {MAX_ENTRIES} entries, got {count}")
@@ -96,6 +102,12 @@ def check_worker(info: WorkerInfo) -> None:
             raise InvalidWorkerError(
                 f"a logits processor's name must be at most {MAX_PROCESSOR_NAME_CHARS} printable "
                 f"characters, got {one_line(name, 100)}"
+            )
+    for name in info.adapters:
+        if not name or not name.isprintable() or len(name) > MAX_MODEL_CHARS:
+            raise InvalidWorkerError(
+                f"an adapter's name must be 1 to {MAX_MODEL_CHARS} printable characters, got "
+                f"{one_line(name, 100)}"
             )
     ranges = {
         "block_size": (1, 2**16),
@@ -117,7 +129,7 @@ def check_worker(info: WorkerInfo) -> None:
 
 def check_same_model(info: WorkerInfo, other: WorkerInfo) -> None:
     """Raises: OtherModelError: the workers cannot continue each other's sequences."""
-    for name in ("model", "vocab_size", "eos_token_ids", "block_size", "logits_processors"):
+    for name in ("model", "vocab_size", "eos_token_ids", "block_size", *_LOADED):
         own, others = getattr(info, name), getattr(other, name)
         if own != others:
             raise OtherModelError(
@@ -142,7 +154,7 @@ def check_message(message: GenerateRequest) -> None:
     """Check a request as far as that needs no worker.
 
     Raises:
-        RejectedError: 400, a field is invalid; 404, the adapter does not exist.
+        RejectedError: 400, a field is invalid.
     """
     sampling = message.sampling
     for packed in (message.token_ids, *message.emitted_token_ids):
@@ -162,10 +174,6 @@ def check_message(message: GenerateRequest) -> None:
     if not 0 < message.tenant.weight < math.inf:
         raise RejectedError(
             400, f"the tenant's weight must be finite and above 0, got {message.tenant.weight:g}"
-        )
-    if message.adapter:
-        raise RejectedError(
-            404, f"adapter {message.adapter!r} does not exist: the server has no adapters"
         )
     if len(message.cache_salt) > MAX_SALT_CHARS:
         raise RejectedError(400, f"cache_salt may have at most {MAX_SALT_CHARS} characters")
@@ -208,7 +216,8 @@ def check_fit(request: ValidatedRequest, info: WorkerInfo) -> None:
     """Check that a worker can run a request.
 
     Raises:
-        RejectedError: 400, the request exceeds a limit of the worker or of its model.
+        RejectedError: 400, the request exceeds a limit of the worker or of its model; 404, the
+            workers have not loaded its adapter.
     """
     num_tokens = request.num_prompt_tokens
     if num_tokens >= info.max_model_len:
@@ -241,6 +250,8 @@ def check_fit(request: ValidatedRequest, info: WorkerInfo) -> None:
     for processor in sampling.logits_processors or ():
         if isinstance(processor, str) and processor not in info.logits_processors:
             raise RejectedError(400, f"the workers have not loaded {processor!r:.100}")
+    if request.adapter and request.adapter not in info.adapters:
+        raise RejectedError(404, f"the workers have not loaded the adapter {request.adapter!r:.100}")
     if request.max_token_id >= info.vocab_size:
         raise RejectedError(
             400, f"token ids must be below {info.vocab_size}, got {request.max_token_id}"

@@ -137,6 +137,7 @@ def _joined(batch: Batch, sequences: list[Sequence], needs_history: bool) -> Joi
         sampling=tuple(s.sampling_for_worker() for s in sequences),
         cache_salts=_salts(sequences),
         grammar_hashes=_grammar_hashes(sequences),
+        adapters=_adapters(sequences),
     )
 
 
@@ -150,3 +151,8 @@ def _grammar_hashes(sequences: list[Sequence]) -> tuple[bytes, ...]:
 def _salts(sequences: list[Sequence]) -> tuple[str, ...]:
     salts = tuple(s.request.namespace.cache_salt for s in sequences)
     return salts if any(salts) else ()
+
+
+def _adapters(sequences: list[Sequence]) -> tuple[str, ...]:
+    adapters = tuple(s.request.adapter for s in sequences)
+    return adapters if any(adapters) else ()

@@ -40,6 +40,7 @@ def served_model(replicas: Collection[Replica]) -> ModelInfo | None:
         ready=bool(takers),
         license_problem=_license_problem(staying),
         logits_processors=info.logits_processors,
+        adapters=info.adapters,
     )
 
 

@@ -134,6 +134,11 @@ class Request:
         return self.sampling.ignore_eos and self.grammar is None
 
     @property
+    def adapter(self) -> str:
+        """The name of its LoRA adapter; empty: the base model."""
+        return self.namespace.adapter
+
+    @property
     def reads_history(self) -> bool:
         """Whether choosing its next token reads tokens in cached blocks too."""
         return self.sampling.reads_history or self.grammar is not None
