@@ -64,10 +64,18 @@ class PagedRunner:
     """Feeds chunks of token ids of any number of sequences to a model."""
 
     def __init__(
-        self, model: StepModel, *, num_blocks: int = 64, block_size: int = 16, seed: int = 0
+        self,
+        model: StepModel,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        seed: int = 0,
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
+        """`adapters`: ids of the adapters that sequences have."""
         self._model = model
         self._block_size = block_size
+        self._adapters = adapters
         longest = min(num_blocks * block_size, model.plan.max_position_embeddings)
         model.allocate_kv(num_blocks, block_size, longest)
         self._free_blocks = random.Random(seed).sample(range(num_blocks), num_blocks)
@@ -120,6 +128,9 @@ class PagedRunner:
             values = torch.cat([part.embeddings for part in parts])[is_given]
             if is_given.any():
                 embeddings = InputEmbeddings(is_given.nonzero()[:, 0].int().numpy(), values)
+        adapter_ids = None
+        if (of_names := self._adapters) is not None:
+            adapter_ids = ints([of_names.get(n, -1) for n, chunk in chunks.items() for _ in chunk])
         inputs = ModelInput(
             token_ids=torch.tensor(
                 [i for chunk in chunks.values() for i in chunk], dtype=torch.int32
@@ -131,5 +142,6 @@ class PagedRunner:
             output_rows=rows,
             embeddings=embeddings,
             rope_positions=rope_positions,
+            adapter_ids=adapter_ids,
         )
         return self._model.compute_logits(self._model.forward(inputs))

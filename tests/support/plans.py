@@ -26,6 +26,7 @@ class Join:
     num_prompt_tokens: int | None = None
     sampling: SamplingParams = GREEDY
     num_omitted_tokens: int = 0
+    adapter: str = ""
 
 
 def join(sequences: Sequence[Join]) -> JoinedSequences:
@@ -40,6 +41,7 @@ def join(sequences: Sequence[Join]) -> JoinedSequences:
         num_blocks=ints([len(s.blocks) for s in sequences]),
         block_ids=ints([block for s in sequences for block in s.blocks]),
         sampling=tuple(s.sampling for s in sequences),
+        adapters=tuple(s.adapter for s in sequences) if any(s.adapter for s in sequences) else (),
     )
 
 

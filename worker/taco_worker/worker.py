@@ -114,6 +114,7 @@ class Worker:
             host_store = make_host_block_store(config, self._model, transfers)
         except (ValueError, torch.OutOfMemoryError) as error:
             raise ConfigurationError(str(error).partition("\n")[0]) from error
+        adapters = tuple(name for name, _ in config.model.lora_modules)
         self._batch = InputBatch(
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
@@ -123,6 +124,7 @@ class Worker:
             eos_token_ids=model_config.eos_token_ids,
             tokens=make_token_table(config.max_num_seqs, max_model_len, transfers),
             gives_logprobs=config.speculation is None or not config.speculation.disable_logprobs,
+            adapters=adapters,
         )
         vocab_size, eos_token_ids = self._model.plan.vocab_size, model_config.eos_token_ids
         self._grammars = GrammarCompiler(
@@ -183,6 +185,7 @@ class Worker:
             num_disk_blocks=self._disk_store.num_blocks if self._disk_store else 0,
             max_forced_tokens=config.max_forced_tokens,
             logits_processors=tuple(processors),
+            adapters=adapters,
         )
         if self._speculator is not None:
             self.info = replace(

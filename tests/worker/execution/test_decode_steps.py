@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float, c_int32
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.adapters import make_adapter
 from support.checkpoints import make_checkpoint
 from support.models import kernels_for
 from support.plans import GREEDY, Join, ints, make_plan
@@ -180,13 +181,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"))
 
 
-def outputs_of(worker: Worker) -> list[StepOutput]:
-    """A prefill, decode steps across the end of a block, and a step with a random row."""
+def outputs_of(worker: Worker, adapters: Sequence[str]) -> list[StepOutput]:
+    """A prefill, decode steps across the end of a block, and a step with a random row.
+
+    Args:
+        adapters: of the first three sequences.
+    """
     prompts = [[5, 17, 300, 42, 9, 77, 130, 6, 250], list(range(3, 18)), [8]]
     joined = [
-        Join(0, prompts[0], [3, 11]),
-        Join(4, prompts[1], [7], sampling=OWN_LOGPROB),
-        Join(2, prompts[2], [9], sampling=OWN_LOGPROB),
+        Join(0, prompts[0], [3, 11], adapter=adapters[0]),
+        Join(4, prompts[1], [7], sampling=OWN_LOGPROB, adapter=adapters[1]),
+        Join(2, prompts[2], [9], sampling=OWN_LOGPROB, adapter=adapters[2]),
     ]
     late = Join(5, [40, 41], [13], sampling=RANDOM)
     plans = [
@@ -201,10 +206,16 @@ def outputs_of(worker: Worker) -> list[StepOutput]:
     return [worker.execute(plan) for plan in plans]
 
 
+@pytest.mark.parametrize("adapters", [("", "", ""), ("one", "", "other"), ("", "one", "")])
 def test_all_outputs_equal_those_without_decode_steps(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapters: tuple[str, ...]
 ) -> None:
-    model = ModelConfig(model=str(checkpoint))
+    names = sorted({*adapters} - {""})
+    modules = tuple(
+        (name, str(make_adapter(tmp_path / name, checkpoint, seed=i)))
+        for i, name in enumerate(names)
+    )
+    model = ModelConfig(model=str(checkpoint), lora_modules=modules)
     config = WorkerConfig(model=model, num_blocks=64, max_num_seqs=8)
     worker, other = (Worker(config, lambda _: kernels_for("kernels", 1)) for _ in range(2))
     other._runner._decode_steps = None
@@ -217,7 +228,7 @@ def test_all_outputs_equal_those_without_decode_steps(
 
     monkeypatch.setattr(worker._runner, "_launch", record)
 
-    for one, wanted in zip(outputs_of(worker), outputs_of(other), strict=True):
+    for one, wanted in zip(outputs_of(worker, adapters), outputs_of(other, adapters), strict=True):
         assert wanted.error == ""
         for column in fields(StepOutput):
             found, expected = getattr(one, column.name), getattr(wanted, column.name)

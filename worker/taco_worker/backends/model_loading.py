@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,8 @@ from taco_worker.models.config import ModelConfig
 from taco_worker.models.converted.header import PackedHeader, read_header
 from taco_worker.models.dtypes import dtype_name, resolve_dtype
 from taco_worker.models.load_format import LOAD_FORMATS_WITHOUT_CODES
+from taco_worker.models.lora.factors import read_factors
+from taco_worker.models.lora.requested import RequestedAdapters, read_requested
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_loading import load_weights
 from taco_worker.quant.activations import check_quantized_activations
@@ -45,13 +48,22 @@ def load_step_model(
         ValueError: the model cannot be found, read or run with this configuration.
     """
     model = find_checkpoint(config.model)
+    requested = None
+    if model.files.lora_modules:
+        requested = read_requested(model.plan, model.files.lora_modules)
+        model = replace(model, plan=requested.adapted(model.plan))
     # Each back end is imported only where it runs.
     if kernels is None:
-        return model, _load_on_torch(config, model, transfers)
-    return model, _load_on_kernels(config, model, transfers, kernels, early_weights)
+        return model, _load_on_torch(config, model, transfers, requested)
+    return model, _load_on_kernels(config, model, transfers, kernels, early_weights, requested)
 
 
-def _load_on_torch(config: WorkerConfig, model: ModelConfig, transfers: Transfers) -> StepModel:
+def _load_on_torch(
+    config: WorkerConfig,
+    model: ModelConfig,
+    transfers: Transfers,
+    requested: RequestedAdapters | None,
+) -> StepModel:
     from taco_worker.backends.torch.torch_loading import load_torch_model
 
     wanted = config.model
@@ -71,6 +83,7 @@ def _load_on_torch(config: WorkerConfig, model: ModelConfig, transfers: Transfer
         transfers,
         dtype=dtype,
         kv_format=choose_kv_format(config, model, dtype, transfers.device),
+        requested=requested,
     )
 
 
@@ -80,6 +93,7 @@ def _load_on_kernels(
     transfers: Transfers,
     kernels: CpuKernels,
     early_weights: EarlyWeights | None,
+    requested: RequestedAdapters | None,
 ) -> StepModel:
     from taco_worker.backends.cpu.cpu_model import CpuModel
 
@@ -98,6 +112,8 @@ def _load_on_kernels(
         weights = _pack_weights(wanted, model, dtype, kernels, early_weights)
     else:
         weights = _map_weights(wanted, model, header, dtype, kernels)
+    if requested is not None:
+        weights.pack_adapters(read_factors(requested))
     return CpuModel(model.plan, kernels, weights, kv_format=kv_format)
 
 

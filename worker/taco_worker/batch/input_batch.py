@@ -13,6 +13,9 @@ from taco_proto.steps import IntArray, JoinedSequences, StepPlan
 from taco_worker.batch.token_table import TokenTable
 from taco_worker.sampling.slot_params import READS_TOKENS, Array, SlotSamplingParams
 
+# In place of an adapter's id.
+NO_ADAPTER = -1
+
 
 class PlanError(ValueError):
     """A plan that contradicts the batch. The step fails before anything runs."""
@@ -85,11 +88,13 @@ class InputBatch:
         eos_token_ids: Sequence[int],
         tokens: TokenTable,
         gives_logprobs: bool = True,
+        adapters: Sequence[str] = (),
     ) -> None:
         """
         Args:
             tokens: one row of max_model_len tokens per slot.
             gives_logprobs: whether requests for output log probabilities are served.
+            adapters: names of the adapters that sequences may have, in the order of their ids.
         """
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -103,6 +108,8 @@ class InputBatch:
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
+        self._adapters = {name: index for index, name in enumerate(adapters)} | {"": NO_ADAPTER}
+        self.adapter_ids = np.full(max_num_seqs, NO_ADAPTER, dtype=np.int32)
         max_blocks = -(-max_model_len // block_size)
         self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self.sampling = SlotSamplingParams(
@@ -111,6 +118,11 @@ class InputBatch:
             eos_token_ids=eos_token_ids,
             gives_logprobs=gives_logprobs,
         )
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether sequences may have an adapter."""
+        return len(self._adapters) > 1
 
     def clear(self) -> None:
         self.is_occupied[:] = False
@@ -178,7 +190,16 @@ class InputBatch:
         self.num_tokens[joined.slots] = joined.num_tokens
         self.num_computed_tokens[joined.slots] = joined.num_computed_tokens
         self.num_blocks[joined.slots] = joined.num_blocks
+        self.adapter_ids[joined.slots] = self._adapter_ids(joined)
         self.is_occupied[joined.slots] = True
+
+    def _adapter_ids(self, joined: JoinedSequences) -> int | list[int]:
+        if not joined.adapters:
+            return NO_ADAPTER
+        try:
+            return [self._adapters[name] for name in joined.adapters]
+        except KeyError as error:
+            raise PlanError(f"a joined sequence has the unknown adapter {error}") from None
 
     def _append(self, slots: IntArray, block_ids: IntArray) -> None:
         if slots.size != block_ids.size:
@@ -230,8 +251,7 @@ class InputBatch:
             joined.num_blocks,
             joined.sampling,
         )
-        if joined.grammar_hashes:
-            columns = (*columns, joined.grammar_hashes)
+        columns = (*columns, *(each for each in (joined.grammar_hashes, joined.adapters) if each))
         first_tokens = joined.first_tokens
         if any(len(column) != joined.slots.size for column in (*columns, first_tokens)):
             raise PlanError("the columns of the joined sequences differ in length")

@@ -42,6 +42,7 @@ def make_input(
             _node_tokens(rows, ends).astype(np.int64), rows.trees.token_ids
         )
         token_ids[nodes] = node_ids
+    adapter_ids = batch.adapter_ids[slots] if batch.has_adapters else None
     return ModelInput(
         token_ids=token_ids,
         positions=positions,
@@ -50,6 +51,7 @@ def make_input(
         block_tables=batch.block_tables[rows.slots, :max_blocks],
         output_rows=outputs,
         parents=parents,
+        adapter_ids=adapter_ids,
     )
 
 

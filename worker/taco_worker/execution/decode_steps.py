@@ -38,6 +38,7 @@ class DecodeSteps:
                 is_occupied=batch.is_occupied,
                 features=batch.sampling.features,
                 num_logprobs=batch.sampling.logprobs,
+                adapter_ids=batch.adapter_ids,
                 num_tokens=batch.num_tokens,
                 num_computed_tokens=batch.num_computed_tokens,
                 num_blocks=batch.num_blocks,

@@ -60,6 +60,10 @@ def fingerprint(
         for file in files:
             digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
             _add_samples(digest, file)
+    for name, directory in checkpoint.lora_modules:
+        digest.update(f"\nadapter {name}\n".encode())
+        digest.update((directory / SETTINGS_FILE).read_bytes())
+        _add_samples(digest, adapter_file(directory))
     return digest.digest()
 
 

@@ -157,7 +157,7 @@ def _run_drafter(drafter: Drafter, step: ModelInput, hidden: Tensor) -> None:
 def largest_step(
     transfers: Transfers, *, max_num_seqs: int, num_tokens: int, max_model_len: int
 ) -> ModelInput:
-    """A step with the most tokens and sequences, all in KV block 0.
+    """A step with the most tokens and sequences, all in KV block 0 and with the first adapter.
 
     The results are meaningless; the memory does not depend on them.
     """
@@ -177,6 +177,7 @@ def largest_step(
         # Enough entries for every supported block size.
         block_tables=np.zeros((num_seqs, -(-int(lens.max()) // 8)), dtype=np.int32),
         output_rows=query_start[1:] - 1,
+        adapter_ids=np.zeros_like(positions),
     )
 
 

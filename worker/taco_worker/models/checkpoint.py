@@ -35,10 +35,13 @@ def read_checkpoint(wanted: WantedModel, directory: Path) -> ModelConfig:
     Raises:
         ValueError: the configuration of the model cannot be read, or `wanted` contradicts it.
     """
+    download_dir = None if wanted.download_dir is None else Path(wanted.download_dir)
     adapter = None
     if wanted.merge_lora is not None:
-        download_dir = None if wanted.download_dir is None else Path(wanted.download_dir)
         adapter = resolve_adapter(wanted.merge_lora, download_dir)
+    lora_modules = tuple(
+        (name, resolve_adapter(path, download_dir)) for name, path in wanted.lora_modules
+    )
     config = load_hf_config(
         directory,
         rope_scaling=wanted.rope_scaling,
@@ -50,6 +53,7 @@ def read_checkpoint(wanted: WantedModel, directory: Path) -> ModelConfig:
         load_format=load_format_of(wanted),
         tensorizer_file=tensorizer_file_of(wanted),
         adapter=adapter,
+        lora_modules=lora_modules,
     )
     check_mergeable(config)
     online = config.online_quantization

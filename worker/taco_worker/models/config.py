@@ -82,6 +82,7 @@ def load_hf_config(
     load_format: LoadFormat = "auto",
     tensorizer_file: Path | None = None,
     adapter: Path | None = None,
+    lora_modules: tuple[tuple[str, Path], ...] = (),
 ) -> ModelConfig:
     """Read a model directory's configuration.
 
@@ -95,6 +96,7 @@ def load_hf_config(
         load_format, tensorizer_file: of the weight files, whose headers tell what is quantized;
             auto finds converted weights too.
         adapter: directory of a LoRA adapter that is merged into the weights.
+        lora_modules: names and directories of the adapters that requests may name.
 
     Raises:
         ValueError: a file is missing, is not JSON or lacks a field, the architecture has no
@@ -103,7 +105,7 @@ def load_hf_config(
     """
     if load_format == "auto" and is_converted(model_dir):
         load_format = "sharded_state"
-    files = CheckpointFiles(model_dir, load_format, tensorizer_file, adapter)
+    files = CheckpointFiles(model_dir, load_format, tensorizer_file, adapter, lora_modules)
     file = config_file(model_dir, config_format)
     try:
         hf_config = read_hf_config(file, hf_overrides)

@@ -73,6 +73,8 @@ class ModelInput:
             order of tokens follow from `positions` alone. None: all three are `positions`.
         columns: [num_tokens, columns of the plan's op Input], on the model's device, in the dtype
             of its hidden states. None: the plan has no such op.
+        adapter_ids: [num_tokens], the LoRA adapter of each token, negative: none; the same for all
+            tokens of a sequence. None: no token has one.
     """
 
     token_ids: Tensor
@@ -85,6 +87,7 @@ class ModelInput:
     embeddings: InputEmbeddings | None = None
     rope_positions: IntArray | None = None
     columns: Tensor | None = None
+    adapter_ids: IntArray | None = None
 
     def kv_slot_mapping(self, block_size: int) -> IntArray:
         """int64 [num_tokens], block * block_size + offset of each token's position: the place of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.converted.header import read_header
 from taco_worker.models.lora.adapter import read_adapter
+from taco_worker.models.lora.requested import read_requested
 from taco_worker.models.tensor_check import TensorCheck
 from taco_worker.models.weight_files import find_weight_files, stored_tensors
 from taco_worker.models.weight_sources import WeightSources
@@ -16,9 +17,11 @@ def check_weight_files(config: ModelConfig) -> None:
     It reads the headers of the files, and executes nothing of pickled ones.
 
     Raises:
-        ValueError: a file is missing, empty or truncated, or its tensors are not the model's.
+        ValueError: a file is missing, empty or truncated, or its tensors are not the model's, or
+            an adapter does not fit it.
     """
     model_dir = config.files.directory
+    read_requested(config.plan, config.files.lora_modules)
     if config.files.load_format == "dummy":
         return
     if config.files.load_format == "sharded_state":

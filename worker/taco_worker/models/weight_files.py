@@ -49,12 +49,14 @@ class CheckpointFiles:
             read), or the format of other files.
         tensorizer_file: of "tensorizer"; None: model.tensors in `directory`.
         adapter: directory of a LoRA adapter that is merged into the weights, if any.
+        lora_modules: names and directories of the adapters that requests may name.
     """
 
     directory: Path
     load_format: LoadFormat = "auto"
     tensorizer_file: Path | None = None
     adapter: Path | None = None
+    lora_modules: tuple[tuple[str, Path], ...] = ()
 
 
 def find_weight_files(checkpoint: CheckpointFiles) -> list[Path]:

@@ -36,6 +36,7 @@ def forward(
     positions: Tensor,
     metadata: AttentionMetadata,
     rope_positions: Tensor | None,
+    adapter_ids: Tensor | None,
 ) -> Tensor:
     """A value that depends on every input of a step."""
     assert metadata.kv_slot_mapping.shape == positions.shape == token_ids.shape
@@ -43,6 +44,8 @@ def forward(
     if rope_positions is not None:
         assert rope_positions.is_contiguous()
         columns += rope_positions
+    if adapter_ids is not None:
+        columns.append(adapter_ids)
     hidden = torch.stack(columns, dim=1)
     return hidden + metadata.seq_lens.sum() + metadata.query_start_loc[-1]
 
@@ -52,12 +55,22 @@ def replay(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def make_graphs(
-    max_num_seqs: int = 40, forward: Forward = forward, num_rope_axes: int = 0, **changes: object
+    max_num_seqs: int = 40,
+    forward: Forward = forward,
+    num_rope_axes: int = 0,
+    has_adapters: bool = False,
+    **changes: object,
 ) -> CudaGraphs:
     options: dict[str, object] = {"capture": replay, **changes}
     transfers = Transfers(torch.device("cpu"))
     graphs = CudaGraphs(transfers, max_num_seqs=max_num_seqs, **options)  # type: ignore[arg-type]
-    graphs.prepare(forward, block_size=16, max_model_len=128, num_rope_axes=num_rope_axes)
+    graphs.prepare(
+        forward,
+        block_size=16,
+        max_model_len=128,
+        num_rope_axes=num_rope_axes,
+        has_adapters=has_adapters,
+    )
     return graphs
 
 
@@ -108,9 +121,10 @@ def test_trees_have_separate_graphs() -> None:
         positions: Tensor,
         metadata: AttentionMetadata,
         rope_positions: Tensor | None,
+        adapter_ids: Tensor | None,
     ) -> Tensor:
         seen.append(torch.empty(0) if metadata.tree is None else metadata.tree.masks.clone())
-        return forward(token_ids, positions, metadata, rope_positions)
+        return forward(token_ids, positions, metadata, rope_positions, adapter_ids)
 
     graphs = make_graphs(forward=keep_masks)
     chains = step([3, 2])
@@ -163,6 +177,21 @@ def test_a_graph_reads_rope_positions(query_lens: list[int]) -> None:
         if inputs.rope_positions is not None:
             expected = inputs.rope_positions
         assert np.array_equal(graph.run(inputs)[:, 3:].T.numpy(), expected + total)
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1], [2, 1, 3]])
+def test_a_graph_reads_the_ids_of_adapters(query_lens: list[int]) -> None:
+    """A step without them has no adapter at each token, whatever the step before had."""
+    graphs = make_graphs(has_adapters=True)
+    plain = step(query_lens)
+    adapted = replace(plain, adapter_ids=plain.positions % 3)
+    assert is_captured(graphs, plain)
+    for inputs in (plain, adapted, plain):
+        graph = graphs.find(inputs)
+        assert graph is not None
+        ids = [-1] * sum(query_lens) if inputs.adapter_ids is None else inputs.adapter_ids.tolist()
+        total = int(inputs.seq_lens.sum()) + sum(query_lens)
+        assert (graph.run(inputs)[:, 3] - total).tolist() == ids
 
 
 def test_steps_with_embeddings_run_eagerly() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
+from support.adapters import ALL_LINEAR, peft_model
 from support.architectures.variant import token_sequences
 from support.architectures.variants import VARIANTS
 from support.checkpoints import make_checkpoint
@@ -26,20 +25,8 @@ from taco_worker.backends.model_loading import load_step_model
 from taco_worker.devices.transfers import Transfers
 from taco_worker.kv_tiers.fingerprint import fingerprint
 
-ALL = "all-linear"
 FILE = "adapter_model.safetensors"
 (IDS,) = token_sequences((24,))
-
-
-def peft_model(base: Path, **settings: Any) -> Any:
-    """The model of a checkpoint with an adapter whose matrices are random and not small."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    torch.manual_seed(1)
-    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=6, **settings))
-    for name, parameter in adapted.named_parameters():
-        if "lora_" in name or "modules_to_save" in name or parameter.requires_grad:
-            parameter.data.normal_(std=0.2)
-    return adapted
 
 
 def logits(base: Path, adapter: Path | None, serves: str = "kernels", **settings: Any) -> Tensor:
@@ -54,7 +41,7 @@ def logits(base: Path, adapter: Path | None, serves: str = "kernels", **settings
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("llama-2-like", {"target_modules": ALL}),
+        ("llama-2-like", {"target_modules": ALL_LINEAR}),
         ("llama-2-like", {"target_modules": ["q_proj", "down_proj"], "use_rslora": True}),
         (
             "llama-2-like",
@@ -86,8 +73,8 @@ def logits(base: Path, adapter: Path | None, serves: str = "kernels", **settings
         ("llama-2-like", {"target_modules": ["embed_tokens", "lm_head"]}),
         ("qwen2-like", {"target_modules": ["q_proj", "v_proj"], "bias": "all"}),
         ("gpt2-like", {"target_modules": ["c_attn", "c_proj", "c_fc"]}),  # stored as [in, out]
-        ("phi-3-mini-4k-like", {"target_modules": ALL}),
-        ("falcon-7b-like", {"target_modules": ALL}),
+        ("phi-3-mini-4k-like", {"target_modules": ALL_LINEAR}),
+        ("falcon-7b-like", {"target_modules": ALL_LINEAR}),
         # The vision tower has layers of these names too; it is not loaded.
         ("gemma-3-4b-like", {"target_modules": ["q_proj", "o_proj"]}),
     ],
@@ -113,7 +100,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     path = tmp_path_factory.mktemp("adapter")
-    peft_model(base, target_modules=ALL).save_pretrained(path)
+    peft_model(base, target_modules=ALL_LINEAR).save_pretrained(path)
     return path
 
 

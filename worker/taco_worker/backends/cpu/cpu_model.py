@@ -150,6 +150,7 @@ class CpuModel:
             embedding_rows=None if given is None else given.rows_by_token(inputs.positions.size),
             embeddings=None if given is None else given.values,
             columns=inputs.columns,
+            adapter_ids=inputs.adapter_ids,
             most_likely=most_likely,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.code_layout import RowSegment, takes_int8
+from taco_kernels.cpu.adapters import PackedAdapters
 from taco_kernels.cpu.coded_matrix import CodedMatrix
 from taco_kernels.cpu.column_order import ColumnOrder
 from taco_kernels.cpu.experts import PackedExperts
@@ -27,6 +28,7 @@ from taco_worker.backends.cpu.matrix_types import matrix_types
 from taco_worker.backends.cpu.pending_codes import PendingCodes
 from taco_worker.models.code_segments import CodeSegment
 from taco_worker.models.int8_activations import no_int8_activations
+from taco_worker.models.lora.factors import Factors
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts
@@ -51,6 +53,7 @@ class CpuWeights:
     Attributes:
         matrix_dtype: the stored dtype of matrices.
         matrices, experts, vectors, tables: by parameter.
+        adapters: of the linear layers that are adapted, by the parameter of their weight.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class CpuWeights:
         self.experts: dict[str, PackedExperts] = {}
         self.vectors: dict[str, Tensor] = {}
         self.tables: dict[str, Tensor] = {}
+        self.adapters: dict[str, PackedAdapters] = {}
         self._plan = plan
         self._kernels = kernels
         ops = list(chain(plan.ops, plan.logits))
@@ -275,6 +279,16 @@ class CpuWeights:
         for bias, start in pending.biases:
             matrix.set_bias(bias, start)
 
+    def pack_adapters(self, factors: Iterable[tuple[str, Sequence[Factors | None]]]) -> None:
+        """Pack A and B of the adapters of each weight; they are not quantized."""
+        for parameter, of_adapters in factors:
+            self.adapters[parameter] = PackedAdapters(
+                self._kernels,
+                of_adapters,
+                torch.float32 if self._types.get(parameter) == "f32" else torch.bfloat16,
+                gated=parameter in self._lowered.gated,
+            )
+
     def _put_expert(self, parameter: str, start: int, rows: Tensor, expert: int) -> None:
         if parameter in self._expert_weights:
             self._experts(parameter).pack(self._kernels, expert, rows, start)
@@ -284,7 +298,7 @@ class CpuWeights:
     @property
     def nbytes(self) -> int:
         """Memory of the weights without embeddings, of which only used rows are read."""
-        kinds = (self.matrices, self.experts, self.vectors)
+        kinds = (self.matrices, self.experts, self.vectors, self.adapters)
         return sum(one.nbytes for kind in kinds for one in kind.values())
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ OpKind = Literal[
     "head_copy",
     "input",
     "xielu",
+    "adapt",
 ]
 Epilogue = Literal["store", "add", "gate_mul"]
 # These run over all rows of a step at once; the others row by row.

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
+from taco_kernels.panels import PANEL, num_panels
 from taco_worker.backends.cpu.head_products import lower_head_copy, lower_head_linear
 from taco_worker.backends.cpu.logits_head import LogitsHead
 from taco_worker.backends.cpu.lowered_ops import (
@@ -47,6 +48,8 @@ from taco_worker.models.plan.ops.rope import Rope
 from taco_worker.models.plan.slices import Slice
 
 _HIDDEN = "hidden"
+# What adapters add to the sums of the product that follows.
+_ADAPTED = "adapted"
 
 
 def lower_plan(
@@ -213,6 +216,8 @@ class _Lowering:
 
     def _norm(self, op: Norm) -> None:
         kind = self._readers.operand_kind(op.out, self._index)
+        if kind.type == "i8" and self._readers.has_adapted(op.out, self._index):
+            kind = OperandKind("f32")  # of which both kinds of operands are made
         is_whole = op.group is None or op.group == op.x.size
         out = op.out
         if writes_operands := kind.type != "f32" and is_whole:
@@ -235,7 +240,8 @@ class _Lowering:
         )
 
     def _linear(self, op: Linear) -> None:
-        x = self._encoded(op.x, self._kinds[op.weight])
+        kind = self._kinds[op.weight]
+        x = self._encoded(op.x, kind)
         out = op.out
         epilogue: Epilogue = "store"
         activation: ActivationKind | Literal["none"] = "none"
@@ -250,12 +256,16 @@ class _Lowering:
                 self.gated.add(op.weight)
         elif (target := self._take_sum(op.out, x)) is not None:
             out, epilogue = target, "add"
+        adapted = None
+        if op.is_adapted:
+            adapted = self._adapt(op, kind, is_gated=epilogue == "gate_mul")
         written = out
         if epilogue != "add":
             written = self._operands_for_readers(out, encodes_int8=epilogue == "gate_mul")
         lowered = LoweredOp(
             kind="linear",
             x=x,
+            y=adapted,
             out=written,
             matrix=op.weight,
             bias=op.bias,
@@ -265,6 +275,19 @@ class _Lowering:
             factor=limit,
         )
         self._emit(lowered, out)
+
+    def _adapt(self, op: Linear, kind: OperandKind, *, is_gated: bool) -> Slice:
+        """Compute what adapters add to the product; it has the order of its packed columns.
+
+        A and B are not quantized, whatever the weight is.
+        """
+        x = op.x if kind.type == "f32" else self._encoded(op.x, OperandKind("bf16"))
+        columns = num_panels(op.out.size, gated=is_gated) * PANEL
+        widest, _ = self.buffers.get(_ADAPTED, (0, "f32"))
+        self.buffers[_ADAPTED] = (max(widest, columns), "f32")
+        out = Slice(_ADAPTED, 0, columns)
+        self._emit(LoweredOp(kind="adapt", x=x, out=out, matrix=op.weight))
+        return out
 
     def _head_linear(self, op: HeadLinear) -> None:
         lowered = lower_head_linear(op, kind := self._kinds[op.weight].type)

@@ -37,6 +37,11 @@ class Readers:
         kinds = {self._kind_of_factor(op, part) for op in self._readers(part, index + 1)}
         return kinds.pop() if len(kinds) == 1 else OperandKind("f32")
 
+    def has_adapted(self, part: Slice, index: int) -> bool:
+        """Whether adapters read what op `index` leaves in `part`."""
+        readers = self._readers(part, index + 1)
+        return any(isinstance(op, Linear) and op.is_adapted for op in readers)
+
     def _kind_of_factor(self, op: Op, part: Slice) -> OperandKind:
         """The operands as which `op` reads `part`."""
         match op:

@@ -5,7 +5,8 @@ for a number of sequences and a number of tokens per sequence; smaller steps are
 share the input tensors, and each reads as many rows as it needs.
 
 Graphs of models with M-RoPE always read rope positions; a step without them repeats its positions
-on each axis. Steps with input embeddings run eagerly: these belong to prompts, which are long.
+on each axis. Graphs of models with adapters always read the ids of these. Steps with input
+embeddings run eagerly: these belong to prompts, which are long.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from taco_worker.models.step_model import ModelInput
 
 logger = logging.getLogger("taco.worker")
 
-# The forward pass over token ids, positions, metadata and rope positions at fixed addresses.
-Forward = Callable[[Tensor, Tensor, AttentionMetadata, Tensor | None], Tensor]
+# The forward pass over token ids, positions, metadata, rope positions and the ids of adapters, at
+# fixed addresses.
+Forward = Callable[[Tensor, Tensor, AttentionMetadata, Tensor | None, Tensor | None], Tensor]
 # Captures the device work of a call and returns a function that replays it.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
@@ -94,7 +96,13 @@ class CudaGraphs:
         return len(self._graphs)
 
     def prepare(
-        self, forward: Forward, *, block_size: int, max_model_len: int, num_rope_axes: int = 0
+        self,
+        forward: Forward,
+        *,
+        block_size: int,
+        max_model_len: int,
+        num_rope_axes: int = 0,
+        has_adapters: bool = False,
     ) -> None:
         """Allocate the shared inputs; plan to capture decodes of every size, smallest first."""
         limit = min(max_model_len, self._max_seq_len or max_model_len)
@@ -105,6 +113,7 @@ class CudaGraphs:
             block_size=block_size,
             max_seq_len=limit,
             num_rope_axes=num_rope_axes,
+            has_adapters=has_adapters,
         )
         self._wanted = [GraphShape(1, num_seqs) for num_seqs in reversed(self._sizes)]
 
@@ -194,6 +203,7 @@ class _StaticInputs:
         block_size: int,
         max_seq_len: int,
         num_rope_axes: int,
+        has_adapters: bool,
     ) -> None:
         self.max_seq_len = max_seq_len
         self._num_axes = num_rope_axes
@@ -208,13 +218,16 @@ class _StaticInputs:
         self._positions = zeros(num_tokens)
         # Axis after axis of as many tokens as the graph has.
         self._rope_positions = zeros(num_rope_axes * num_tokens)
+        self._adapter_ids = zeros(num_tokens) if has_adapters else None
         self._kv_slot_mapping = zeros(num_tokens, dtype=torch.int64)
         self._tree_masks = zeros(num_tokens, dtype=torch.int64)
         self._query_start = zeros(max_num_seqs + 1)
         self._seq_lens = zeros(max_num_seqs)
         self._block_tables = zeros(max_num_seqs, -(-max_seq_len // block_size))
 
-    def views(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor | None]:
+    def views(
+        self, shape: GraphShape
+    ) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor | None, Tensor | None]:
         """The views that a graph of `shape` reads, in the order of `Forward`."""
         num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
         tree = None
@@ -233,7 +246,14 @@ class _StaticInputs:
         if self._num_axes:
             flat = self._rope_positions[: self._num_axes * num_tokens]
             rope_positions = flat.view(self._num_axes, num_tokens)
-        return self._token_ids[:num_tokens], self._positions[:num_tokens], metadata, rope_positions
+        adapter_ids = None if self._adapter_ids is None else self._adapter_ids[:num_tokens]
+        return (
+            self._token_ids[:num_tokens],
+            self._positions[:num_tokens],
+            metadata,
+            rope_positions,
+            adapter_ids,
+        )
 
     def clear(self) -> None:
         """Set no sequence and no KV slot, for the warm-up of a graph."""
@@ -257,6 +277,9 @@ class _StaticInputs:
         masks = np.full(shape.num_tokens if shape.has_trees else 0, -1, dtype=np.int64)
         if inputs.parents is not None:
             masks[:num_tokens] = tree_masks(inputs.parents, inputs.query_start)
+        adapter_ids = np.full(shape.num_tokens, -1, dtype=np.int32)
+        if inputs.adapter_ids is not None:
+            adapter_ids[:num_tokens] = inputs.adapter_ids
         columns = self._transfers.upload(
             query_start,
             seq_lens,
@@ -265,6 +288,7 @@ class _StaticInputs:
             inputs.block_tables,
             masks,
             rope_positions.reshape(-1),
+            adapter_ids,
         )
         self._query_start[: shape.num_seqs + 1] = columns[0]
         self._seq_lens[: shape.num_seqs] = columns[1]
@@ -273,6 +297,8 @@ class _StaticInputs:
         self._block_tables[:num_seqs, : inputs.block_tables.shape[1]] = columns[4]
         self._tree_masks[: masks.size] = columns[5]
         self._rope_positions[: rope_positions.size] = columns[6]
+        if self._adapter_ids is not None:
+            self._adapter_ids[: shape.num_tokens] = columns[7]
         self._token_ids[:num_tokens] = inputs.token_ids
         self._token_ids[num_tokens : shape.num_tokens].zero_()
 

@@ -13,6 +13,7 @@ from taco_kernels.attention_options import AttentionOptions
 from taco_kernels.kv_entry import KVEntry
 from taco_kernels.packed_codes import PackedExperts
 from taco_worker.attention.backend import AttentionBackend, require_support
+from taco_worker.backends.torch.adapters import AdapterWeights
 from taco_worker.backends.torch.coded_weight import CodedWeight
 from taco_worker.backends.torch.fusion import AddNorm, RotateAndWriteKV, TorchOp
 from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
@@ -72,10 +73,16 @@ class InputModule(OpModule):
 
 class LinearModule(OpModule):
     def __init__(
-        self, op: LinearOp, parameters: Parameters, coded: CodedWeights, ops: LayerOps
+        self,
+        op: LinearOp,
+        parameters: Parameters,
+        coded: CodedWeights,
+        ops: LayerOps,
+        adapters: AdapterWeights | None,
     ) -> None:
         super().__init__()
         self.op = op
+        self.adapters = adapters
         bias = None if op.bias is None else parameters[op.bias]
         self.linear: nn.Module
         if op.weight in coded:
@@ -84,7 +91,11 @@ class LinearModule(OpModule):
             self.linear = Linear(parameters[op.weight], bias)
 
     def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
-        step.write(self.op.out, self.linear(step.read(self.op.x)))
+        x = step.read(self.op.x)
+        out = self.linear(x)
+        if self.adapters is not None and tokens is not None and tokens.adapter_ids is not None:
+            out = out + self.adapters(x, tokens.adapter_ids)
+        step.write(self.op.out, out)
 
 
 class HeadLinearModule(OpModule):
@@ -364,8 +375,12 @@ def make_module(
     entries: tuple[KVEntry, ...],
     ops: LayerOps,
     backend: AttentionBackend,
+    adapters: Mapping[str, AdapterWeights],
 ) -> OpModule:
     """The module of an op.
+
+    Args:
+        adapters: of linear layers, by the parameter of their weight.
 
     Raises:
         ValueError: torch has no such op.
@@ -376,7 +391,8 @@ def make_module(
         case Input():
             return InputModule(op)
         case LinearOp():
-            return LinearModule(op, parameters, coded, ops)
+            own = adapters[op.weight] if op.is_adapted else None
+            return LinearModule(op, parameters, coded, ops, own)
         case HeadLinear():
             return HeadLinearModule(op, parameters)
         case HeadCopy():

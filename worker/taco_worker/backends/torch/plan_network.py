@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from taco_worker.attention.backend import AttentionBackend
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.backends.torch.adapters import AdapterWeights
 from taco_worker.backends.torch.coded_weight import CodedWeight
 from taco_worker.backends.torch.fusion import TorchOp, fuse
 from taco_worker.backends.torch.op_modules import ExpertsModule, make_module
@@ -22,6 +24,8 @@ from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
 from taco_worker.models.plan.ops.norm import Norm
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.slices import Slice
+
+EMPTY: Mapping[str, AdapterWeights] = MappingProxyType({})
 
 
 class OpSequence(nn.Module):
@@ -59,11 +63,13 @@ class PlanNetwork(nn.Module):
         device: torch.device,
         num_host_layers: int = 0,
         coded: Collection[str] = (),
+        adapters: Mapping[str, AdapterWeights] = EMPTY,
     ) -> None:
         """
         Args:
             num_host_layers: the last layers with weights on the host; see weight_offload.
             coded: parameters that keep the codes of quantized matrices.
+            adapters: of the linear layers that are adapted, by the parameter of their weight.
 
         Raises:
             ValueError: the plan has an op that torch lacks.
@@ -94,7 +100,9 @@ class PlanNetwork(nn.Module):
         def sequence(part: tuple[TorchOp, ...]) -> OpSequence:
             return OpSequence(
                 [
-                    make_module(op, self.by_name, self.coded, plan.kv_entries, ops, backend)
+                    make_module(
+                        op, self.by_name, self.coded, plan.kv_entries, ops, backend, adapters
+                    )
                     for op in part
                 ]
             )
@@ -138,12 +146,13 @@ class PlanNetwork(nn.Module):
         rope_positions: Tensor | None = None,
         embeddings: tuple[Tensor, Tensor] | None = None,
         columns: Tensor | None = None,
+        adapter_ids: Tensor | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values into `kv_cache`.
 
         Args:
             token_ids, positions: integers [num_tokens], sequence after sequence.
-            rope_positions, embeddings: as in `StepTokens`.
+            rope_positions, embeddings, adapter_ids: as in `StepTokens`.
             columns: of the op Input, see `ModelInput`.
 
         Returns:
@@ -160,6 +169,7 @@ class PlanNetwork(nn.Module):
             rope_positions,
             embeddings,
             columns,
+            adapter_ids,
         )
         step = StepBuffers(self._widths)
         self.embedding(step, tokens)

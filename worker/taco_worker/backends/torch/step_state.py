@@ -35,6 +35,7 @@ class StepTokens:
             token's position.
         embeddings: int64 [num_rows], tokens whose embeddings are given, and these embeddings
             [num_rows, embedding_size].
+        adapter_ids: integers [num_tokens], negative: none; None: no token has an adapter.
     """
 
     token_ids: Tensor
@@ -46,6 +47,7 @@ class StepTokens:
     rope_positions: Tensor | None = None
     embeddings: tuple[Tensor, Tensor] | None = None
     columns: Tensor | None = None
+    adapter_ids: Tensor | None = None
 
     def angles(self, table: str) -> RopeAngles:
         sections = self.sections[table]

@@ -13,6 +13,7 @@ from taco_worker.attention.backend import (
     create_attention_backend,
     default_attention_backend,
 )
+from taco_worker.backends.torch.adapters import AdapterWeights
 from taco_worker.backends.torch.coded_parameters import (
     CodedParameters,
     coded_parameters,
@@ -28,6 +29,8 @@ from taco_worker.devices.transfers import Transfers
 from taco_worker.layers.ops import LayerOps, TorchOps
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.dtypes import dtype_name
+from taco_worker.models.lora.factors import read_factors
+from taco_worker.models.lora.requested import RequestedAdapters
 from taco_worker.models.step_model import describe, with_code_kinds
 from taco_worker.quant.registry import stored_as
 from taco_worker.sampling.ops import SamplingOps
@@ -82,8 +85,13 @@ def load_torch_model(
     *,
     dtype: torch.dtype,
     kv_format: KVFormat,
+    requested: RequestedAdapters | None = None,
 ) -> TorchModel:
-    """Raises ValueError if the device, its memory or the configuration does not allow it."""
+    """Load a model, whose plan names the adapters that requests may name, and these.
+
+    Raises:
+        ValueError: the device, its memory or the configuration does not allow it.
+    """
     device = transfers.device
     parts = choose_torch_backend(config, transfers, dtype)
     if kv_format.dtype != dtype:
@@ -109,6 +117,12 @@ def load_torch_model(
         device=device,
         num_host_layers=on_host,
         coded=coded,
+        adapters={}
+        if requested is None
+        else {
+            weight: AdapterWeights(factors, dtype, device)
+            for weight, factors in read_factors(requested)
+        },
     )
     load_network(network, model, seed=config.model.seed, stored_as=stored)
     if on_host:

@@ -17,6 +17,7 @@ from taco_worker.backends.torch.plan_weights import NetworkSink
 from taco_worker.devices.copy_stream import EntryCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.plan.ops.linear import Linear
 from taco_worker.models.step_model import (
     ModelInput,
     SlotArray,
@@ -58,6 +59,7 @@ class TorchModel:
         self._transfers = transfers
         self.kv_format = kv_format
         self._graphs = graphs
+        self._has_adapters = any(isinstance(op, Linear) and op.is_adapted for op in self.plan.ops)
         self._kv_cache: KVCache | None = None
         self._max_model_len = 0
 
@@ -87,6 +89,7 @@ class TorchModel:
                 block_size=block_size,
                 max_model_len=max_model_len,
                 num_rope_axes=self.plan.num_rope_axes,
+                has_adapters=self._has_adapters,
             )
 
     @property
@@ -178,7 +181,9 @@ class TorchModel:
             inputs.block_tables,
             inputs.step_slot_mapping(block_size),
         )
-        rope_positions, embeddings, tree = None, None, None
+        rope_positions, embeddings, tree, adapter_ids = None, None, None, None
+        if inputs.adapter_ids is not None:
+            (adapter_ids,) = self._transfers.upload(inputs.adapter_ids)
         if inputs.rope_positions is not None:
             (rope_positions,) = self._transfers.upload(inputs.rope_positions)
         if (given := inputs.embeddings) is not None:
@@ -197,7 +202,13 @@ class TorchModel:
             tree=tree,
         )
         return self._run(
-            inputs.token_ids, positions, metadata, rope_positions, embeddings, inputs.columns
+            inputs.token_ids,
+            positions,
+            metadata,
+            rope_positions,
+            adapter_ids,
+            embeddings,
+            inputs.columns,
         )
 
     def _run(
@@ -206,6 +217,7 @@ class TorchModel:
         positions: Tensor,
         metadata: AttentionMetadata,
         rope_positions: Tensor | None = None,
+        adapter_ids: Tensor | None = None,
         embeddings: tuple[Tensor, Tensor] | None = None,
         columns: Tensor | None = None,
     ) -> Tensor:
@@ -217,6 +229,7 @@ class TorchModel:
             rope_positions=rope_positions,
             embeddings=embeddings,
             columns=columns,
+            adapter_ids=adapter_ids,
         )
         return hidden
 

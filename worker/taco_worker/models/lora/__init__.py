@@ -1,1 +1,1 @@
-"""LoRA adapters that are merged into the weights of a model at load."""
+"""LoRA adapters: one that is merged into the weights of a model, or several that requests name."""

@@ -187,7 +187,7 @@ def _check_head(file: Path, target: str, plan: ModelPlan) -> None:
 def _tied(file: Path, name: str) -> str:
     return (
         f"{file} changes {name}, and the LM head of this model is its token embeddings: an adapter "
-        "of one of them cannot be merged"
+        "of one of them is not supported"
     )
 
 

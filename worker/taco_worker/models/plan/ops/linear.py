@@ -18,6 +18,7 @@ class Linear(Op):
         bias: parameter [out.size], or None.
         shard_unit: number of columns of `x` that stay together (of a head; 1: none do) where
             tensor-parallel processes divide the columns of `x`; None: they do not divide them.
+        is_adapted: LoRA adapters, which the tokens of a step name, add to the product.
     """
 
     x: Slice
@@ -25,6 +26,7 @@ class Linear(Op):
     weight: str
     bias: str | None = None
     shard_unit: int | None = None
+    is_adapted: bool = False
 
     @property
     def reads(self) -> tuple[Slice, ...]:
