@@ -1,7 +1,7 @@
 """The engines that can be compared, and how each is started.
 
 `directory` below is filled by `install.sh`: `models/NAME` with a checkpoint, `-gptq` and `-awq`
-with its quantized forms and `-packed` with what `taco_llm convert` writes,
+with its quantized forms, `-packed` with what `taco_llm convert` writes and `-lora` with adapters,
 `models-ov/NAME-fp16`, `-int8` and `-int4` with OpenVINO's conversions, `models-gguf/NAME.gguf` and
 `-q4_0` and others with llama.cpp's, its build `llama.cpp`, and the environments `vllm` and `ov`.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from bench.peers.checkpoint_size import BLOCK_SIZE, longest_sequence, num_blocks
 from bench.peers.driver import Settings
 from bench.peers.engine_process import ROOT, EngineSpec
+from bench.peers.workloads import NUM_ADAPTERS
 from taco_kernels.library import KernelLibraryError, load_library
 
 MAX_MODEL_LEN = 2048
@@ -33,11 +34,14 @@ WEIGHT_BITS = {"int8": 8, "q8_0": 8, "fp32": 32} | dict.fromkeys(
 NAMES = (
     "taco",
     "taco-int8",
+    "taco-lora",
+    "taco-int8-lora",
     *(f"taco-{variant}" for variant in (*QUANTIZED, *GGUF, PACKED)),
     "taco-http",
     "taco-int8-http",
     "vllm",
     "vllm-fp32",
+    "vllm-lora",
     "vllm-http",
     *(f"vllm-{variant}{way}" for variant in QUANTIZED for way in ("", "-w4a8")),
     "llama-cpp",
@@ -91,6 +95,8 @@ class Catalogue:
             # OpenVINO and llama.cpp store it in 8 bits too.
             "quantize_lm_head": bool(variants & set(QUANTIZED)),
         }
+        if "lora" in variants:
+            options["lora_modules"] = {path: path for path in self._adapters()}
         driver = "drive_taco"
         model = self._gguf(variants) if variants & set(GGUF) else self._form(variants)
         if "http" in variants:
@@ -109,6 +115,10 @@ class Catalogue:
             model=model,
             environment=_own_packages(),
         )
+
+    def _adapters(self) -> list[str]:
+        directory = self.checkpoint.with_name(f"{self.model}-lora")
+        return [str(directory / str(index)) for index in range(NUM_ADAPTERS)]
 
     def _form(self, variants: set[str]) -> Path:
         """The checkpoint in the form of the variants."""
@@ -133,7 +143,10 @@ class Catalogue:
     def _vllm(self, name: str, variants: set[str], prefix_cache: bool) -> EngineSpec:
         python = self.directory / "vllm" / "bin" / "python"
         dtype = "float32" if "fp32" in variants else "bfloat16"
-        driver, options = "drive_vllm", {"dtype": dtype}
+        driver = "drive_vllm"
+        options: dict[str, Any] = {"dtype": dtype}
+        if "lora" in variants:
+            options["adapters"] = self._adapters()
         if "http" in variants:
             caching = "--enable-prefix-caching" if prefix_cache else "--no-enable-prefix-caching"
             command = [

@@ -35,6 +35,7 @@ class HttpEngine:
         self._port = port
 
     def run(self, requests: list[Request]) -> list[driver.Times]:
+        driver.reject_adapters(requests)
         return asyncio.run(self._run_all(requests))
 
     async def _run_all(self, requests: list[Request]) -> list[driver.Times]:

@@ -35,6 +35,7 @@ class OpenVinoEngine:
 
     def run(self, requests: list[Request]) -> list[driver.Times]:
         driver.reject_schemas(requests)
+        driver.reject_adapters(requests)
         started = time.perf_counter()
         readers = [self._submit(request) for request in requests]
         while self._pipeline.has_non_finished_requests():

@@ -27,6 +27,7 @@ class TransformersEngine:
         each one's end.
         """
         driver.reject_schemas(requests)
+        driver.reject_adapters(requests)
         longest = max(len(request.prompt) for request in requests)
         ids = torch.zeros(len(requests), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)

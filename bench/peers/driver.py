@@ -2,8 +2,8 @@
 
 A driver is its own process in its engine's environment, so that no start is timed and engines
 share nothing. It imports only the standard library and its engine. Each direction sends one JSON
-object per line: `{"requests": [[ids, number of tokens, JSON schema], …]}` in; a `Report` or
-`{"error": text}` out. It exits when its input ends.
+object per line: `{"requests": [[ids, number of tokens, JSON schema, adapter], …]}` in; a `Report`
+or `{"error": text}` out. It exits when its input ends.
 """
 
 import json
@@ -65,6 +65,12 @@ class Engine(Protocol):
 
     def run(self, requests: list[Request]) -> list[Times]:
         """Sends all requests at once and waits for all."""
+
+
+def reject_adapters(requests: list[Request]) -> None:
+    """For engines without adapters."""
+    if any(request.adapter is not None for request in requests):
+        raise ValueError("this engine has no adapters: give its -lora variant")
 
 
 def reject_schemas(requests: list[Request]) -> None:

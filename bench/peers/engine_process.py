@@ -85,7 +85,8 @@ class EngineProcess:
         """Runs a workload. Raises `EngineError`."""
         assert self._process.stdin is not None
         message = [
-            [request.prompt, request.num_output_tokens, request.json_schema] for request in requests
+            [request.prompt, request.num_output_tokens, request.json_schema, request.adapter]
+            for request in requests
         ]
         try:
             print(json.dumps({"requests": message}), file=self._process.stdin, flush=True)

@@ -79,6 +79,13 @@ if [ ! -d "$CHECKPOINT-packed" ]; then
   mv "$CHECKPOINT-unfinished" "$CHECKPOINT-packed"
 fi
 
+if [ ! -d "$CHECKPOINT-lora" ]; then
+  rm -rf "$CHECKPOINT-unfinished"
+  PYTHONPATH=$HERE/../.. "$OURS" -m bench.peers.make_adapters "$CHECKPOINT" \
+    "$CHECKPOINT-unfinished"
+  mv "$CHECKPOINT-unfinished" "$CHECKPOINT-lora"
+fi
+
 for METHOD in gptq awq; do
   if [ ! -f "$CHECKPOINT-$METHOD/model.safetensors" ]; then
     "$OURS" "$HERE/make_quantized.py" "$CHECKPOINT" "$CHECKPOINT-$METHOD" --method "$METHOD"

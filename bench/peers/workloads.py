@@ -5,6 +5,7 @@ compute the same number of tokens. A workload is written `COUNTxPROMPT/OUTPUT`. 
 number or a range, and a prompt may begin with tokens that all requests share: `1x128/128`,
 `64x16-512/16-256`, `32x512+32/32`. `json:32x128/128` makes the text of every answer follow a JSON
 schema that no answer completes, without whitespace where the engine can forbid it.
+`lora:32x128/128` gives each request one of the LoRA adapters in turn, on engines that have them.
 """
 
 import random
@@ -20,18 +21,22 @@ LOW_ID, HIGH_ID = 16, 4000
 # A record has more than 10 tokens.
 JSON_RECORDS = 100
 
+# Of the `-lora` engines.
+NUM_ADAPTERS, ADAPTER_RANK = 4, 16
+
 _SHAPE = re.compile(
-    r"(?P<json>json:)?(?P<count>\d+)x((?P<shared>\d+)\+)?(?P<prompt>\d+(-\d+)?)/(?P<output>\d+(-\d+)?)"
+    r"(?P<kind>json:|lora:)?(?P<count>\d+)x((?P<shared>\d+)\+)?(?P<prompt>\d+(-\d+)?)/(?P<output>\d+(-\d+)?)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt, its number of output tokens, and the JSON schema of its answer."""
+    """A prompt, its number of output tokens, the JSON schema of its answer, and its adapter."""
 
     prompt: list[int]
     num_output_tokens: int
     json_schema: dict[str, Any] | None = None
+    adapter: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Workload:
         num_shared: common prefix length of all prompts. It is computed with the prefix cache on,
             and is new in every round, so that it is not cached before.
         json_schema: of all answers; None: they are free.
+        has_adapters: requests take the adapters in turn.
         figures: compared figures, by the names of `rounds.figures_of`.
     """
 
@@ -69,6 +75,7 @@ class Workload:
     output: Length
     seed: int
     json_schema: dict[str, Any] | None = None
+    has_adapters: bool = False
 
     @property
     def prefix_cache(self) -> bool:
@@ -92,8 +99,9 @@ class Workload:
                 shared + _draw_ids(rng, self.prompt.draw(rng)),
                 self.output.draw(rng),
                 self.json_schema,
+                index % NUM_ADAPTERS if self.has_adapters else None,
             )
-            for _ in range(self.count)
+            for index in range(self.count)
         ]
 
 
@@ -124,7 +132,8 @@ def _shape(name: str, shape: str, seed: int) -> Workload:
         prompt=Length.parse(match["prompt"]),
         output=Length.parse(match["output"]),
         seed=seed,
-        json_schema=records_schema(JSON_RECORDS) if match["json"] else None,
+        json_schema=records_schema(JSON_RECORDS) if match["kind"] == "json:" else None,
+        has_adapters=match["kind"] == "lora:",
     )
 
 
@@ -140,6 +149,8 @@ NAMED = {
     "prefix": _shape("prefix", "32x512+32/32", seed=5000),
     "json": _shape("json", "json:32x128/128", seed=8000),
     "json-single": _shape("json-single", "json:1x128/128", seed=9000),
+    "lora": _shape("lora", "lora:32x128/128", seed=10000),
+    "lora-single": _shape("lora-single", "lora:1x128/128", seed=11000),
 }
 # Run before any timing: one short batch, and one wider than a decode step.
 WARM_UP = (
