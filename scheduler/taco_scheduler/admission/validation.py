@@ -250,8 +250,8 @@ def check_fit(request: ValidatedRequest, info: WorkerInfo) -> None:
     for processor in sampling.logits_processors or ():
         if isinstance(processor, str) and processor not in info.logits_processors:
             raise RejectedError(400, f"the workers have not loaded {processor!r:.100}")
-    if request.adapter and request.adapter not in info.adapters:
-        raise RejectedError(404, f"the workers have not loaded the adapter {request.adapter!r:.100}")
+    if (adapter := request.adapter) and adapter not in info.adapters:
+        raise RejectedError(404, f"the workers have not loaded the adapter {adapter!r:.100}")
     if request.max_token_id >= info.vocab_size:
         raise RejectedError(
             400, f"token ids must be below {info.vocab_size}, got {request.max_token_id}"
