@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from taco_llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from taco_llm.guided_options import GuidedDecodingRequest, LLMGuidedOptions
     from taco_llm.llm import LLM
+    from taco_llm.lora_request import LoRARequest
     from taco_llm.outputs import CompletionOutput, RequestOutput
     from taco_llm.prompts import PromptInputs, TextPrompt, TokensPrompt
     from taco_proto.sampling_params import SamplingParams
@@ -32,6 +33,7 @@ _MODULES = {
     "GuidedDecodingParams": "taco_proto.structured_outputs",
     "GuidedDecodingRequest": "taco_llm.guided_options",
     "LLMGuidedOptions": "taco_llm.guided_options",
+    "LoRARequest": "taco_llm.lora_request",
     "ModelRegistry": "taco_worker.models.registry",
     "PromptInputs": "taco_llm.prompts",
     "RequestOutput": "taco_llm.outputs",
@@ -53,6 +55,7 @@ __all__ = [
     "GuidedDecodingParams",
     "GuidedDecodingRequest",
     "LLMGuidedOptions",
+    "LoRARequest",
     "ModelRegistry",
     "PromptInputs",
     "RequestOutput",

@@ -18,6 +18,7 @@ from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.model_location import suggesting
 from taco_llm.argument_checks import check_type, is_list
 from taco_llm.local_client import LocalClient
+from taco_llm.lora_request import LoRARequest, adapter_of
 from taco_llm.outputs import CompletionOutput, PromptText, RequestOutput
 from taco_llm.prompts import PromptInputs
 from taco_llm.running_request import RunningRequest
@@ -70,6 +71,7 @@ class AsyncLLMEngine:
             self._drafter = _load_drafter(args.drafter_config(), self._worker.info)
             _check_license(self._licensing)
             undo.pop_all()
+        self._adapters = args.adapters
         self._scheduler = SchedulerService(args.scheduler_config())
         self._starting: asyncio.Future[TextEngine] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,6 +89,7 @@ class AsyncLLMEngine:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generates for one prompt. Yields the whole output so far; the last item is finished.
 
@@ -96,6 +99,7 @@ class AsyncLLMEngine:
             sampling_params: None means the model's defaults.
             request_id: the id for `abort`; None means a random id.
             priority: a lower number runs sooner.
+            lora_request: the adapter; None: the base model.
 
         Raises:
             InvalidParameterError: the prompt or a parameter is invalid for the model.
@@ -103,7 +107,7 @@ class AsyncLLMEngine:
             RuntimeError: the first request came from another event loop.
             ValueError: `request_id` is in use.
         """
-        request = await self._submit(prompt, sampling_params, request_id, priority)
+        request = await self._submit(prompt, sampling_params, request_id, priority, lora_request)
         try:
             async for output in request.outputs():
                 yield output
@@ -117,12 +121,15 @@ class AsyncLLMEngine:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
         """Generates for one prompt; returns the finished output. Raises the same as `generate`.
 
         The output of an aborted request may lack its last tokens.
         """
-        request = await self._submit(prompt, sampling_params, request_id, priority, in_bulk=True)
+        request = await self._submit(
+            prompt, sampling_params, request_id, priority, lora_request, in_bulk=True
+        )
         try:
             return await request.finished()
         finally:
@@ -176,6 +183,7 @@ class AsyncLLMEngine:
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
+        lora_request: LoRARequest | None,
         *,
         in_bulk: bool = False,
     ) -> RunningRequest:
@@ -184,6 +192,7 @@ class AsyncLLMEngine:
             params = text_engine.sampling_params({})
         check_type("sampling_params", params, SamplingParams)
         check_type("priority", priority, int)
+        adapter = adapter_of(lora_request, self._adapters)
         text, token_ids = _parse_prompt(prompt)
         if text is not None:
             token_ids = await text_engine.encode(text)
@@ -193,7 +202,11 @@ class AsyncLLMEngine:
         if request_id in self._requests:
             raise ValueError(f"request_id {request_id!r} is in use: give each request its own id")
         request = GenerateRequest(
-            request_id=request_id, sampling=params, priority=priority, grammar=grammar
+            request_id=request_id,
+            sampling=params,
+            priority=priority,
+            adapter=adapter,
+            grammar=grammar,
         )
         # A log probability needs the logits of all tokens, which a grammar would save.
         sum_logprobs = grammar is None or params.logprobs is not None

@@ -18,6 +18,7 @@ from taco_llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from taco_llm.conversations import Message, checked_conversations
 from taco_llm.guided_options import GuidedDecodingRequest, LLMGuidedOptions, guided_request
 from taco_llm.loop_thread import LoopThread
+from taco_llm.lora_request import LoRARequest
 from taco_llm.outputs import RequestOutput
 from taco_llm.prompts import PromptInputs
 from taco_proto.errors import InvalidParameterError
@@ -112,7 +113,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         prompt_adapter_request: None = None,
         guided_options_request: LLMGuidedOptions | GuidedDecodingRequest | None = None,
         priority: Sequence[int] | None = None,
@@ -126,7 +127,9 @@ class LLM:
                 defaults.
             prompt_token_ids: prompts as token ids, instead of `prompts`.
             use_tqdm: show a progress bar.
-            lora_request, prompt_adapter_request: must be None, since these features are missing.
+            lora_request: an adapter of `lora_modules` for all prompts, or a list with one or None
+                per prompt; None: the base model.
+            prompt_adapter_request: must be None, since this feature is missing.
             guided_options_request: a constraint on all texts, as vLLM 0.6 takes it. Newer programs
                 give `structured_outputs` in `sampling_params`.
             priority: one number per prompt, of which lower ones run sooner; None: all are 0.
@@ -139,20 +142,17 @@ class LLM:
         """
         if (prompts is None) == (prompt_token_ids is None):
             raise ValueError("give either prompts or prompt_token_ids")
-        _reject_unless_none(
-            lora_request=lora_request,
-            prompt_adapter_request=prompt_adapter_request,
-        )
+        _reject_unless_none(prompt_adapter_request=prompt_adapter_request)
         given = prompts if prompts is not None else prompt_token_ids
         guided = guided_request(guided_options_request) if guided_options_request else None
-        return self._run(_as_list(given), sampling_params, use_tqdm, guided, priority)
+        return self._run(_as_list(given), sampling_params, use_tqdm, guided, priority, lora_request)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -167,7 +167,7 @@ class LLM:
 
         Args:
             messages: mappings with `role` and `content`, which only the assistant's may lack.
-            lora_request: must be None, since LoRA adapters are not supported.
+            lora_request: as for `generate`.
             chat_template: a Jinja template; None means the model's template.
             add_generation_prompt: end the prompt at the start of the assistant's answer.
             continue_final_message: the model continues the last message; needs
@@ -182,7 +182,7 @@ class LLM:
 
         Raises: the same as `generate`.
         """
-        _reject_unless_none(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        _reject_unless_none(mm_processor_kwargs=mm_processor_kwargs)
         if chat_template_content_format not in ("auto", "string", "openai"):
             raise InvalidParameterError(
                 "chat_template_content_format must be auto, string or openai",
@@ -199,25 +199,25 @@ class LLM:
                 documents=documents or (),
             )
         )
-        return self._run(prompts, sampling_params, use_tqdm)
+        return self._run(prompts, sampling_params, use_tqdm, lora_request=lora_request)
 
     def beam_search(
         self,
         prompts: PromptInputs | Sequence[PromptInputs],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: bool = False,
     ) -> list[BeamSearchOutput]:
         """Finds the best texts for each prompt by beam search. Results have the prompts' order.
 
         Args:
-            prompts: as for `generate`.
-            lora_request: must be None, since LoRA adapters are not supported.
+            prompts, lora_request: as for `generate`.
 
         Raises: the same as `generate`.
         """
-        _reject_unless_none(lora_request=lora_request)
-        outputs = self._run(_as_list(prompts), params.sampling_params(), use_tqdm)
+        outputs = self._run(
+            _as_list(prompts), params.sampling_params(), use_tqdm, lora_request=lora_request
+        )
         return [beam_search_output(output, params) for output in outputs]
 
     @property
@@ -270,6 +270,7 @@ class LLM:
         use_tqdm: bool,
         guided: GuidedDecodingRequest | None = None,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
@@ -280,11 +281,17 @@ class LLM:
             priority = [0] * len(prompts)
         _check_one_each("sampling_params", each, SamplingParams, len(prompts))
         _check_one_each("priority", priority, int, len(prompts))
+        adapters: Sequence[Any] = (
+            lora_request if is_list(lora_request) else [lora_request] * len(prompts)
+        )
+        _check_one_each("lora_request", adapters, object, len(prompts))
         if guided is not None:
             each = [guided.constrain(params) for params in each]
         seeded = [self._with_seed(params) for params in each]
         with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm) as progress:
-            return self._loop.call(self._generate_all(prompts, seeded, priority, progress))
+            return self._loop.call(
+                self._generate_all(prompts, seeded, priority, adapters, progress)
+            )
 
     def _with_seed(self, params: SamplingParams) -> SamplingParams:
         if params.has_seed:
@@ -296,23 +303,29 @@ class LLM:
         prompts: list[PromptInputs],
         params: list[SamplingParams],
         priorities: Sequence[int],
+        adapters: Sequence[LoRARequest | None],
         progress: "tqdm[Any]",
     ) -> list[RequestOutput]:
         slots = asyncio.Semaphore(self._max_in_flight)
         num_tokens = 0
 
         async def generate(
-            prompt: PromptInputs, prompt_params: SamplingParams, priority: int
+            prompt: PromptInputs,
+            prompt_params: SamplingParams,
+            priority: int,
+            adapter: LoRARequest | None,
         ) -> RequestOutput:
             nonlocal num_tokens
             async with slots:
-                output = await self._engine.complete(prompt, prompt_params, priority=priority)
+                output = await self._engine.complete(
+                    prompt, prompt_params, priority=priority, lora_request=adapter
+                )
             num_tokens += sum(len(sequence.token_ids) for sequence in output.outputs)
             progress.set_postfix(tokens=num_tokens, refresh=False)
             progress.update()
             return output
 
-        requests = list(zip(prompts, params, priorities, strict=True))
+        requests = list(zip(prompts, params, priorities, adapters, strict=True))
         urgent_first = sorted(range(len(requests)), key=priorities.__getitem__)
         try:
             async with asyncio.TaskGroup() as group:

@@ -193,9 +193,11 @@ def test_priorities_are_one_for_each_prompt(llm: LLM, monkeypatch: pytest.Monkey
     given: list[tuple[str, int]] = []
     complete = llm.llm_engine.complete
 
-    async def note(prompt: str, params: SamplingParams, *, priority: int) -> RequestOutput:
+    async def note(
+        prompt: str, params: SamplingParams, *, priority: int, lora_request: None
+    ) -> RequestOutput:
         given.append((prompt, priority))
-        return await complete(prompt, params, priority=priority)
+        return await complete(prompt, params, priority=priority, lora_request=lora_request)
 
     monkeypatch.setattr(llm.llm_engine, "complete", note)
     llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[2, -1])
@@ -374,12 +376,10 @@ def test_positional_arguments_have_the_order_of_vllm(llm: LLM, checkpoint: Path)
     messages = [{"role": "user", "content": "Hi"}]
     own = llm.chat(messages, GREEDY, False, None, "{{ messages[0].content }}!", False)
     assert own[0].prompt == "Hi!"
-    for name in ("lora_request", "prompt_adapter_request"):
-        asked: dict[str, Any] = {name: object()}
-        with pytest.raises(InvalidParameterError, match=f"{name} is not available"):
-            llm.generate("Hello", GREEDY, use_tqdm=False, **asked)
     wrong: Any = object()
-    with pytest.raises(InvalidParameterError, match="lora_request is not available"):
+    with pytest.raises(InvalidParameterError, match="prompt_adapter_request is not available"):
+        llm.generate("Hello", GREEDY, use_tqdm=False, prompt_adapter_request=wrong)
+    with pytest.raises(InvalidParameterError, match="lora_request must be LoRARequest"):
         llm.chat(messages, GREEDY, False, wrong)
 
 

@@ -22,10 +22,7 @@ from taco_proto.structured_outputs import BACKENDS
 
 LOGGER = logging.getLogger("taco.llm")
 
-LORA = (
-    "adapters are not chosen by request; --merge-lora (merge_lora) merges one into the weights at "
-    "the start"
-)
+_ANY_ADAPTERS = "All adapters of lora_modules, of any rank, stay in memory, and a step may use all."
 
 Table = TypeVar("Table")
 
@@ -96,6 +93,11 @@ _rejected = functools.partial(CompatibilityArgument, is_rejected=True)
 
 COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     # Ignored with one log line.
+    "enable_lora": _ignored("Adapters need no switch: lora_modules names them.", is_switch=True),
+    "max_loras": _ignored(_ANY_ADAPTERS, parse=int, neutral=(1,)),
+    "max_lora_rank": _ignored(_ANY_ADAPTERS, parse=int, neutral=(16,)),
+    "max_cpu_loras": _ignored(_ANY_ADAPTERS, parse=int),
+    "fully_sharded_loras": _ignored("One worker runs the whole model.", is_switch=True),
     "use_v2_block_manager": _ignored("There is one block manager.", is_switch=True),
     "num_lookahead_slots": _ignored(
         "The scheduler reserves blocks for every token in flight.", parse=int, neutral=(0,)
@@ -196,16 +198,12 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "task": _rejected(_ONLY_TEXT, neutral=("auto", "generate")),
     "runner": _rejected(_ONLY_TEXT, neutral=("auto", "generate")),
     "enable_sleep_mode": _rejected("a worker keeps its weights while it runs", is_switch=True),
-    "enable_lora": _rejected(LORA, is_switch=True),
-    "lora_modules": _rejected(LORA, takes_several=True),
-    "max_loras": _rejected(LORA, parse=int, neutral=(1,)),
-    "max_lora_rank": _rejected(LORA, parse=int, neutral=(16,)),
-    "max_cpu_loras": _rejected(LORA, parse=int),
-    "lora_extra_vocab_size": _rejected(LORA, parse=int, neutral=(256,)),
-    "lora_dtype": _rejected(LORA, neutral=("auto",)),
-    "long_lora_scaling_factors": _rejected(LORA),
-    "fully_sharded_loras": _rejected(LORA, is_switch=True),
-    "qlora_adapter_name_or_path": _rejected(LORA),
+    "lora_extra_vocab_size": _rejected(
+        "adapters do not add tokens to the vocabulary", parse=int, neutral=(256,)
+    ),
+    "lora_dtype": _rejected("adapters have the format of the model", neutral=("auto",)),
+    "long_lora_scaling_factors": _rejected("adapters do not change the rotary positions"),
+    "qlora_adapter_name_or_path": _rejected("lora_modules takes the adapters of any model"),
     "enable_prompt_adapter": _rejected(_PROMPT_ADAPTERS, is_switch=True),
     "prompt_adapters": _rejected(_PROMPT_ADAPTERS, takes_several=True),
     "max_prompt_adapters": _rejected(_PROMPT_ADAPTERS, parse=int, neutral=(1,)),

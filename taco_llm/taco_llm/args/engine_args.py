@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from taco_llm.args import lora_modules
 from taco_llm.args.compatibility import takes_compatibility_arguments
 from taco_llm.args.device_args import GPU_ONLY, DeviceArgs
 from taco_llm.args.flags import GATEWAY, WORKER, flag, flag_fields, json_object, not_a_choice
@@ -161,6 +162,15 @@ class EngineArgs(DeviceArgs):
         default=None,
         metavar="ADAPTER",
     )
+    lora_modules: tuple[str, ...] = flag(
+        "LoRA adapters in PEFT's format that requests may name in their model field, as NAME=PATH: "
+        "a directory or a hub id with adapter_config.json. MODEL is their base model, which may be "
+        "quantized. Default: none.",
+        _WORKER,
+        default=(),
+        several="extend",
+        metavar="NAME=PATH",
+    )
     dtype: str = flag(
         "Number format of weights and activations. auto uses the format in the checkpoint's "
         "config.json, and on a CPU bfloat16 in place of float16; half is float16 and float is "
@@ -316,6 +326,8 @@ class EngineArgs(DeviceArgs):
             texts = getattr(self, name)
             texts = (texts,) if isinstance(texts, str | type) else tuple(texts)
             object.__setattr__(self, name, texts)
+        object.__setattr__(self, "lora_modules", lora_modules.normalized(self.lora_modules))
+        self._check_adapters()
         if not isinstance(self.model, str):
             raise ArgumentError(f"model must be a string, got {self.model!r}")
         if not self.model:
@@ -348,6 +360,21 @@ class EngineArgs(DeviceArgs):
             raise ArgumentError(
                 "tokenizer and skip_tokenizer_init contradict each other: give one of them"
             )
+
+    def _check_adapters(self) -> None:
+        if self.lora_modules and self.merge_lora is not None:
+            raise ArgumentError(
+                "lora_modules and merge_lora contradict each other: adapters belong to the model "
+                "as it was trained"
+            )
+        for name in self.adapters:
+            if name in (self.served_model_name or (self.model,)):
+                raise ArgumentError(f"lora_modules has the name of the model, {name!r:.100}")
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The paths or hub ids of the adapters of `lora_modules`, by name."""
+        return dict(map(lora_modules.split, self.lora_modules))
 
     def with_updates(self, **changes: Any) -> Self:
         """A copy with other values of some arguments, which then count as given.
@@ -382,6 +409,9 @@ class EngineArgs(DeviceArgs):
             load_format=self.load_format,
             model_loader_extra_config=self.model_loader_extra_config,
             merge_lora=None if self.merge_lora is None else locate_adapter(self.merge_lora),
+            lora_modules=tuple(
+                (name, locate_adapter(path)) for name, path in self.adapters.items()
+            ),
             dtype=self.dtype,
             quantization=(
                 "bitsandbytes" if self.load_format == "bitsandbytes" else self.quantization

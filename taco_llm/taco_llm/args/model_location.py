@@ -79,7 +79,7 @@ def locate_model(
     if what == "model" and (directory / "adapter_config.json").is_file():
         raise ConfigurationError(
             f"model path {name!r} is a LoRA adapter, not a model: give its base model, and the "
-            "adapter with --merge-lora (merge_lora)"
+            "adapter with --merge-lora (merge_lora) or --lora-modules (lora_modules)"
         )
     if directory.is_dir():
         raise ConfigurationError(f"{what} path {name!r} contains no {needed[0]}")

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from taco_llm.args import lora_modules
 from taco_llm.args.draft_worker_args import DraftWorkerArgs
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import DRAFTER, WORKER, flag_fields
-from taco_llm.args.model_location import is_model
+from taco_llm.args.model_location import is_model, locate_adapter
 from taco_llm.args.speculation_args import NGRAM
 
 _PATHS = ("download_dir", "kv_disk_path", "lookahead_cache_config_dir", "quantization_param_path")
@@ -60,6 +61,9 @@ def _absolute_paths(args: EngineArgs | DraftWorkerArgs) -> dict[str, Any]:
             changes[item.name] = _absolute(value)
         elif item.name in ("model", "speculative_model") and value != NGRAM:
             changes[item.name] = _portable(value)
+        elif item.name == "lora_modules":
+            pairs = map(lora_modules.split, value)
+            changes[item.name] = tuple(f"{name}={locate_adapter(path)}" for name, path in pairs)
         elif item.name == "model_loader_extra_config" and isinstance(value.get(_URI), str):
             changes[item.name] = {**value, _URI: _portable_uri(value[_URI])}
     return changes
