@@ -41,7 +41,10 @@ _CHUNK_BYTES = 2**18
 
 
 class EngineFields(Protocol):
-    """Fields of every API's request that the engine gets as they are."""
+    """Fields of every API's request that become fields of the engine's request."""
+
+    @property
+    def model(self) -> str | None: ...
 
     @property
     def priority(self) -> int: ...
@@ -101,8 +104,14 @@ class Gateway:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names that clients may use; responses contain the first one."""
+        """The names of the base model; the first one is that of requests without a model."""
         return self.config.model.served_model_names or (self.config.model.served_name,)
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The LoRA adapters that requests may name as their model."""
+        info = self.client.model_info()
+        return () if info is None else info.adapters
 
     @cached_property
     def system_fingerprint(self) -> str:
@@ -167,13 +176,18 @@ class Gateway:
         self.keys.replace(keys)
 
     def check_model(self, name: str | None, key: ApiKey) -> None:
-        """Checks the model of a request; None is the served model.
+        """Checks the model of a request: the served one, which None is too, or an adapter.
 
         Raises:
             ApiError: 404, there is no such model; 403, the key may not use it.
+            EngineError: 503, no worker has told the names of adapters.
         """
         if name is not None and name not in self.model_names:
-            raise model_not_found(name)
+            info = self.client.model_info()
+            if info is None or not info.max_model_len:  # no worker has told its adapters yet
+                info = self.engine.model_info()  # raises
+            if name not in info.adapters:
+                raise model_not_found(name)
         if not key.may_use(name or self.model_names[0]):
             message = "The API key may not use this model."
             raise ApiError(403, message, param="model", code="model_not_allowed")
@@ -187,6 +201,13 @@ class Gateway:
         if self.config.share_prefix_cache or not key.tenant.name:
             return salt
         return f"{key.tenant.name}\0{salt}"
+
+    def _adapter(self, model: str | None) -> str:
+        """The adapter that a checked model name means; empty: the base model.
+
+        A worker could have an adapter with a name of the model, which then is the model's.
+        """
+        return model if model and model not in self.model_names else ""
 
     async def read_request(self, request: Request, schema: RequestSchema[T]) -> T:
         """Reads and validates the body of a request. A large body does not block the event loop.
@@ -267,6 +288,7 @@ class Gateway:
             priority=key.clamp_priority(fields.priority),
             deadline=time.monotonic() + timeout,
             tenant=key.tenant,
+            adapter=self._adapter(fields.model),
             cache_salt=self._cache_salt(key, fields.cache_salt),
             pins=pins,
             prompt_cache_key=fields.prompt_cache_key,

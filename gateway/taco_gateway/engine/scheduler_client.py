@@ -281,7 +281,8 @@ class SchedulerClient:
                 max_model_len=max(info.max_model_len for info in infos),
                 num_blocks=sum(info.num_blocks for info in infos),
                 max_logprobs=min(info.max_logprobs for info in infos),
-                logits_processors=_loaded_by_all(infos),
+                logits_processors=_of_all([info.logits_processors for info in infos]),
+                adapters=_of_all([info.adapters for info in infos]),
             )
         elif self._info is not None:
             problems = (link.license_problem for link in self._serving())
@@ -293,13 +294,9 @@ class SchedulerClient:
             self._info = next((link.info for link in self._serving()), None)
 
 
-def _loaded_by_all(infos: list[ModelInfo]) -> tuple[str, ...]:
-    """The logits processors that all schedulers have, in the order of the first."""
-    return tuple(
-        name
-        for name in infos[0].logits_processors
-        if all(name in info.logits_processors for info in infos)
-    )
+def _of_all(loaded: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """What the workers of all schedulers have loaded, in the order of the first."""
+    return tuple(name for name in loaded[0] if all(name in names for names in loaded))
 
 
 def _is_other_model(info: ModelInfo, known: ModelInfo) -> bool:

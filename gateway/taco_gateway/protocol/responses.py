@@ -109,6 +109,7 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "taco-llm"
     root: str
+    parent: str | None = None
     max_model_len: int | None
 
 

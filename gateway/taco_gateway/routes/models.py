@@ -12,13 +12,17 @@ router = APIRouter()
 
 @router.get("/v1/models", summary="List the served models")
 async def list_models(request: Request) -> ModelList:
-    """Empty until a worker has attached."""
+    """The base model by each of its names, and LoRA adapters, whose parent it is.
+
+    Empty until a worker has attached.
+    """
     gateway = gateway_of(request)
     length = _max_model_len(gateway)
     if not length:
         return ModelList(data=[])
     key = key_of(request)
-    names = [name for name in gateway.model_names if key.may_use(name)]
+    names = [*gateway.model_names, *gateway.adapter_names]
+    names = [name for name in dict.fromkeys(names) if key.may_use(name)]
     return ModelList(data=[_card(gateway, name, length) for name in names])
 
 
@@ -39,9 +43,11 @@ def _max_model_len(gateway: Gateway) -> int:
 
 
 def _card(gateway: Gateway, name: str, max_model_len: int) -> ModelCard:
+    base = gateway.model_names[0]
     return ModelCard(
         id=name,
         created=gateway.created,
-        root=gateway.model_names[0],
+        root=base,
+        parent=None if name in gateway.model_names else base,
         max_model_len=max_model_len,
     )
