@@ -11,6 +11,7 @@ from bench.peers.checkpoint_size import BLOCK_SIZE
 from bench.peers.workloads import Request
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.async_engine import AsyncLLMEngine
+from taco_llm.lora_request import LoRARequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.structured_outputs import StructuredOutputsParams
 
@@ -19,11 +20,14 @@ class TacoEngine:
     def __init__(self, settings: driver.Settings, runner: asyncio.Runner) -> None:
         self.version = f"taco-llm {metadata.version('taco-llm')}"
         self._runner = runner
+        self._adapters = [LoRARequest(name) for name in settings.options.get("lora_modules", ())]
         self._engine = AsyncLLMEngine(engine_args(settings))
         if not _uses_kernels(self._engine):
             raise RuntimeError("TACO does not use its CPU kernels: run `make kernels`")
 
     def run(self, requests: list[Request]) -> list[driver.Times]:
+        if not self._adapters:
+            driver.reject_adapters(requests)
         return self._runner.run(self._run_all(requests))
 
     def close(self) -> None:
@@ -38,16 +42,23 @@ class TacoEngine:
     async def _watch(self, request: Request, started: float) -> driver.Times:
         times = []
         num_tokens = 0
-        async for output in self._engine.generate(request.prompt, sampling_params(request)):
+        async for output in self._engine.generate(
+            request.prompt, sampling_params(request), lora_request=self._adapter(request)
+        ):
             num_tokens = len(output.outputs[0].token_ids)
             if num_tokens:
                 times.append(time.perf_counter() - started)
         return driver.Times(times[0], times[-1], num_tokens)
 
     async def _complete(self, request: Request, started: float) -> driver.Times:
-        output = await self._engine.complete(request.prompt, sampling_params(request))
+        output = await self._engine.complete(
+            request.prompt, sampling_params(request), lora_request=self._adapter(request)
+        )
         ended = time.perf_counter() - started
         return driver.Times(ended, ended, len(output.outputs[0].token_ids))
+
+    def _adapter(self, request: Request) -> LoRARequest | None:
+        return None if request.adapter is None else self._adapters[request.adapter]
 
 
 def _uses_kernels(engine: AsyncLLMEngine) -> bool:
