@@ -45,7 +45,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_experts_scratch_bytes": (c_int64, [c_void_p, c_void_p]),
     "taco_multiply_experts": (None, [c_void_p, c_void_p]),
     "taco_adapters_scratch_bytes": (c_int64, [c_void_p, c_void_p]),
-    "taco_multiply_adapters": (None, [c_void_p, c_void_p]),
+    "taco_multiply_adapted": (None, [c_void_p, c_void_p, c_void_p]),
     "taco_write_kv": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
     "taco_append_kv": (None, [c_void_p, c_void_p, c_void_p]),
     "taco_attention_workspace": (c_int64, [c_void_p, c_void_p]),

@@ -1,4 +1,4 @@
-"""The products of LoRA adapters on the CPU. Reference: `taco_kernels.reference.adapters`."""
+"""LoRA adapters of a product on the CPU. Reference: `taco_kernels.reference.adapters`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.matmul import EncodedRows
+from taco_kernels.cpu.matmul import EncodedRows, ProductCall
 from taco_kernels.cpu.packed_matrix import DTYPES, PackedMatrix
-from taco_kernels.cpu.structs import AdapterProduct, Matrix
+from taco_kernels.cpu.structs import AdapterProduct, Adapters, Matrix
 from taco_kernels.library import CpuKernels
 from taco_kernels.native.memory import Scratch
-from taco_kernels.panels import PANEL
+from taco_kernels.panels import PANEL, num_panels
 
 
 class PackedAdapters:
@@ -22,7 +22,7 @@ class PackedAdapters:
     Attributes:
         dtype: of the matrices.
         shape: (n, k).
-        packed_columns: of the sums, which have the order of the product's packed columns.
+        struct: the adapters as kernels take them; it points to this object's memory.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class PackedAdapters:
         """Packs A and B of each adapter.
 
         Args:
-            matrices: of each adapter; ranks may differ. None: it adds nothing.
+            matrices: of each adapter; ranks may differ. None: it adds nothing. Of parts of B that
+                are zero, such as those of other weights of a fused one, nothing is computed.
             dtype: float32 or bfloat16, in which they are kept.
             gated: the matrix of the product is a gated pair.
 
@@ -51,44 +52,41 @@ class PackedAdapters:
         self.dtype = dtype
         n, k = self.shape
         rank = max(a.shape[0] for a, _ in given)
-        self._packed: list[PackedMatrix] = []
+        count = len(matrices)
         # The structs of an adapter without matrices have the shape alone.
-        self.a, self.b = (
-            (Matrix * len(matrices))(*(shape for _ in matrices))
-            for shape in (_shape_of(rank, k, dtype), _shape_of(n, rank, dtype))
-        )
+        self._a = (Matrix * count)(*(_shape_of(rank, k, dtype) for _ in matrices))
+        self._b = (Matrix * count)(*(_shape_of(n, rank, dtype) for _ in matrices))
+        self._ranges = torch.zeros(count, num_panels(n, gated=gated), 2, dtype=torch.int32)
+        self._packed: list[PackedMatrix] = []
         for index, pair in enumerate(matrices):
             if pair is None:
                 continue
-            for structs, rows, columns, part, is_gated in (
-                (self.a, rank, k, pair[0], False),
-                (self.b, n, rank, pair[1], gated),
-            ):
-                whole = torch.zeros(rows, columns)
-                whole[: part.shape[0], : part.shape[1]] = part
-                matrix = PackedMatrix.from_tensor(kernels, whole, dtype, gated=is_gated)
-                structs[index] = matrix.struct
-                self._packed.append(matrix)
-        self.packed_columns = self._packed[1].packed_columns
+            a = PackedMatrix.from_tensor(kernels, _padded(pair[0], rank, k), dtype)
+            b, self._ranges[index] = _packed_b(kernels, _padded(pair[1], n, rank), dtype, gated)
+            self._a[index], self._b[index] = a.struct, b.struct
+            self._packed += (a, b)
+        starts = [self._ranges[index].data_ptr() for index in range(count)]
+        self._starts = (ctypes.c_void_p * count)(*starts)
+        self.struct = Adapters(
+            count,
+            ctypes.addressof(self._a),
+            ctypes.addressof(self._b),
+            ctypes.addressof(self._starts),
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self._a)
 
     @property
     def nbytes(self) -> int:
         """Memory that the matrices take."""
         return sum(matrix.nbytes for matrix in self._packed)
 
-    @property
-    def struct(self) -> AdapterProduct:
-        """The product without a step's rows, ids, outputs and scratch."""
-        return AdapterProduct(
-            num_adapters=len(self.a),
-            a=ctypes.addressof(self.a),
-            b=ctypes.addressof(self.b),
-            num_panels=self.packed_columns // PANEL,
-        )
 
-
-def multiply_adapters(
+def multiply_adapted(
     kernels: CpuKernels,
+    product: ProductCall,
     rows: EncodedRows,
     ids: Tensor,
     adapters: PackedAdapters,
@@ -96,16 +94,19 @@ def multiply_adapters(
     tokens: Tensor | None = None,
     scratch: Scratch | None = None,
 ) -> Tensor:
-    """B_a (A_a x) with the adapter a of each row; -0 for rows of none. A row's bits do not depend
-    on the other rows.
+    """Computes a product to whose sums B_a (A_a x) is added, with the adapter a of each row.
+
+    A row's bits do not depend on the other rows; those of a row without an adapter are those of
+    the product without adapters.
 
     Args:
+        rows: x as operands of the adapters' type.
         ids: contiguous int32; negative: no adapter.
         tokens: contiguous int32 [count], the index in `ids` of each row; None: in order.
         scratch: memory to reuse between calls.
 
     Returns:
-        float32 [count, packed columns].
+        `product.out`.
 
     Raises:
         ValueError: the rows do not fit the adapters, or an id is no adapter's.
@@ -124,21 +125,51 @@ def multiply_adapters(
             raise ValueError(f"{name} must be contiguous int32 with one axis")
     if (ids.numel() if tokens is None else tokens.numel()) != count:
         raise ValueError(f"{count} rows need as many ids")
-    if ids.numel() and ids.max() >= len(adapters.a):
-        raise ValueError(f"an id is not below {len(adapters.a)}")
+    if ids.numel() and ids.max() >= adapters.count:
+        raise ValueError(f"an id is not below {adapters.count}")
     if tokens is not None and count and (tokens.min() < 0 or tokens.max() >= ids.numel()):
         raise ValueError(f"a token is not in 0 to {ids.numel() - 1}")
-    out = torch.empty(count, adapters.packed_columns)
-    product = adapters.struct
-    product.rows, product.ids = rows.struct, ids.data_ptr()
-    product.tokens = None if tokens is None else tokens.data_ptr()
-    product.out, product.out_stride = out.data_ptr(), out.stride(0)
-    num_bytes = kernels.lib.taco_adapters_scratch_bytes(kernels.pool, ctypes.byref(product))
+    struct = AdapterProduct(adapters.struct, rows.struct, ids.data_ptr())
+    struct.tokens = None if tokens is None else tokens.data_ptr()
+    num_bytes = kernels.lib.taco_adapters_scratch_bytes(kernels.pool, ctypes.byref(struct))
     memory = scratch or Scratch()
-    product.scratch = memory.reserve(num_bytes)
-    kernels.lib.taco_multiply_adapters(kernels.pool, ctypes.byref(product))
-    return out
+    struct.scratch = memory.reserve(num_bytes)
+    kernels.lib.taco_multiply_adapted(
+        kernels.pool, ctypes.byref(struct), ctypes.byref(product.struct)
+    )
+    return product.out
 
 
 def _shape_of(n: int, k: int, dtype: torch.dtype) -> Matrix:
     return Matrix(type=DTYPES[dtype], n=n, k=k, segments=1)
+
+
+def _padded(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    whole = torch.zeros(rows, columns)
+    whole[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return whole
+
+
+def _packed_b(
+    kernels: CpuKernels, b: Tensor, dtype: torch.dtype, gated: bool
+) -> tuple[PackedMatrix, Tensor]:
+    """B [n, rank] with the k of each panel's range alone, and the ranges: int32 [panels, 2]."""
+    order = PackedMatrix(b.shape[0], 1, dtype, gated=gated).packed_order()
+    rank = b.shape[1]
+    # Kernels multiply pairs of bfloat16.
+    num_columns = num_panels(b.shape[0], gated=gated) * PANEL
+    is_used = torch.zeros(num_columns, rank + rank % 2, dtype=torch.bool)
+    is_used[order, :rank] = b != 0
+    pairs = is_used.view(-1, PANEL, is_used.shape[1] // 2, 2).any(3).any(1)
+    ranges = torch.zeros(pairs.shape[0], 2, dtype=torch.int32)
+    for panel, used in enumerate(pairs):
+        if used.any():
+            found = used.nonzero()[:, 0]
+            ranges[panel] = torch.stack([2 * found[0], 2 * found[-1] + 2])
+    if dtype == torch.float32:
+        ranges = ranges.clamp(max=rank)
+    width = max(1, int((ranges[:, 1] - ranges[:, 0]).max()))
+    padded = torch.nn.functional.pad(b, (0, width))
+    columns = ranges[order // PANEL, :1].long() + torch.arange(width)
+    own = padded.gather(1, columns.clamp(max=padded.shape[1] - 1))
+    return PackedMatrix.from_tensor(kernels, own, dtype, gated=gated), ranges

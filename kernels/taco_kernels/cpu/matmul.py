@@ -135,7 +135,6 @@ class ProductOptions(TypedDict, total=False):
     Attributes:
         activation, alpha, limit: as in `taco_kernels.reference.activation`, or "none".
         add_to: float32 [count, n], changed in place: factor * (rows @ W.T + bias) is added.
-        addend: float32 [count, packed columns of the matrix], added to rows @ W.T + bias.
         as_operands: return operands of a bfloat16 matrix, in the instruction set's order; those
             past the columns are undefined.
         out: memory to use instead of new memory.
@@ -146,7 +145,6 @@ class ProductOptions(TypedDict, total=False):
     limit: float
     add_to: Tensor
     factor: float
-    addend: Tensor
     as_operands: bool
     out: Tensor
 
@@ -191,11 +189,7 @@ class ProductCall:
             limit,
             options.get("factor", 1.0),
         )
-        addend = options.get("addend")
-        if addend is not None:
-            _check_out(addend, "addend", count, matrix.packed_columns)
-            self.struct.addend, self.struct.addend_stride = addend.data_ptr(), addend.stride(0)
-        self._kept = (rows, matrix, addend)  # the struct points into them
+        self._kept = (rows, matrix)  # the struct points into them
 
 
 def multiply(

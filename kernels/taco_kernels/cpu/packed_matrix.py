@@ -120,6 +120,16 @@ class WeightMatrix(ABC):
         for half, first, part in self._halves(bias, start):
             self._bias[self._columns_of(half, first, part.shape[0])] = part.float()
 
+    def packed_order(self) -> Tensor:
+        """int [n], the packed column of each row of W."""
+        n = self.shape[0]
+        rows = torch.arange(n)
+        parts = [
+            self._columns_of(half, first, part.shape[0])
+            for half, first, part in self._halves(rows, 0)
+        ]
+        return torch.cat(parts)
+
     def _check_rows(self, rows: Tensor, start: int) -> None:
         n, k = self.shape
         if rows.dtype not in SOURCE_DTYPES or rows.ndim != 2 or rows.stride(1) != 1:

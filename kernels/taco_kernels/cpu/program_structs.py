@@ -8,7 +8,7 @@ from torch import Tensor
 
 from taco_kernels.cpu.packed_matrix import SOURCE_DTYPES
 from taco_kernels.cpu.structs import (
-    AdapterProduct,
+    Adapters,
     Attention,
     Batch,
     ColumnOrder,
@@ -45,7 +45,6 @@ OP_KINDS = (
     "head_copy",
     "input",
     "xielu",
-    "adapt",
 )
 MAX_BUFFERS = 64  # csrc/program/scratch.h
 
@@ -106,7 +105,7 @@ class Op(Structure):
         ("experts", ExpertProduct),
         ("ids", Columns),
         ("weights", Columns),
-        ("adapters", AdapterProduct),
+        ("adapters", Adapters),
         ("num_heads", c_int64),
         ("x_stride", c_int64),
         ("out_stride", c_int64),

@@ -105,6 +105,17 @@ class TokenMasks(Structure):
     )
 
 
+class AdapterRows(Structure):
+    _fields_ = (
+        ("places", c_void_p),
+        ("ids", c_void_p),
+        ("inner", c_void_p),
+        ("stride", c_int64),
+        ("b", c_void_p),
+        ("ranges", c_void_p),
+    )
+
+
 class Product(Structure):
     _fields_ = (
         ("rows", Rows),
@@ -118,8 +129,7 @@ class Product(Structure):
         ("limit", c_float),
         ("factor", c_float),
         ("masks", TokenMasks),
-        ("addend", c_void_p),
-        ("addend_stride", c_int64),
+        ("adapters", AdapterRows),
     )
 
 
@@ -178,17 +188,21 @@ class ExpertProduct(Structure):
     )
 
 
-class AdapterProduct(Structure):
+class Adapters(Structure):
     _fields_ = (
-        ("rows", Rows),
-        ("num_adapters", c_int64),
-        ("ids", c_void_p),
-        ("tokens", c_void_p),
+        ("count", c_int64),
         ("a", c_void_p),
         ("b", c_void_p),
-        ("num_panels", c_int64),
-        ("out", c_void_p),
-        ("out_stride", c_int64),
+        ("ranges", c_void_p),
+    )
+
+
+class AdapterProduct(Structure):
+    _fields_ = (
+        ("adapters", Adapters),
+        ("rows", Rows),
+        ("ids", c_void_p),
+        ("tokens", c_void_p),
         ("scratch", c_void_p),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,11 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
-from taco_kernels.cpu.adapters import PackedAdapters, multiply_adapters
-from taco_kernels.cpu.matmul import EncodedRows, in_row_order, multiply
+from taco_kernels.cpu.adapters import PackedAdapters, multiply_adapted
+from taco_kernels.cpu.matmul import (
+    EncodedRows,
+    ProductCall,
+    ProductOptions,
+    in_row_order,
+    multiply,
+)
 from taco_kernels.cpu.packed_matrix import PackedMatrix
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference import adapters as reference
+from taco_kernels.reference.activation import act_mul, activate
 
 DTYPES = (torch.float32, torch.bfloat16)
 # Relative to the greatest output: activations are rounded to bf16 twice.
@@ -45,13 +54,32 @@ def assert_near(actual: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
         assert error <= TOLERANCES[dtype], error
 
 
+def adapted(
+    kernels: CpuKernels,
+    x: Tensor,
+    ids: Tensor,
+    adapters: PackedAdapters,
+    matrix: PackedMatrix,
+    *,
+    tokens: Tensor | None = None,
+    **options: Unpack[ProductOptions],
+) -> Tensor:
+    call = ProductCall(kernels, EncodedRows(kernels, x, matrix.dtype), matrix, **options)
+    rows = EncodedRows(kernels, x, adapters.dtype)
+    out = multiply_adapted(kernels, call, rows, ids, adapters, tokens=tokens)
+    if options.get("as_operands"):
+        return in_row_order(kernels, out, x.shape[0])[:, : matrix.shape[0]]
+    return out
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("num_rows", "n", "k", "ranks"),
     [
         (1, 64, 64, [8]),
         (9, 70, 40, [16, 4, 1]),
-        (150, 33, 96, [8, 0, 64, 3]),
+        (150, 33, 96, [8, 0, 70, 3]),
+        (24, 40, 48, [5, 7]),
         (0, 32, 32, [4]),
     ],
 )
@@ -61,24 +89,42 @@ def test_agrees_with_the_reference(
     pairs = pairs_of(n, k, ranks, dtype)
     x = numbers(num_rows, k, seed=7)
     ids = torch.arange(num_rows, dtype=torch.int32) % (len(ranks) + 1) - 1
+    zeros = PackedMatrix.from_tensor(cpu_kernels, torch.zeros(n, k), dtype)
 
-    adapters = PackedAdapters(cpu_kernels, pairs, dtype)
-    out = multiply_adapters(cpu_kernels, EncodedRows(cpu_kernels, x, dtype), ids, adapters)
+    out = adapted(cpu_kernels, x, ids, PackedAdapters(cpu_kernels, pairs, dtype), zeros)
 
-    assert_near(out[:, :n], reference.multiply_adapters(x, ids, pairs, n), dtype)
+    assert_near(out, reference.multiply_adapters(x, ids, pairs, n), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(24, 8, 40), (16, 16), (7, 1, 90)])
+def test_weights_of_a_fused_one_have_their_own_ranks(
+    cpu_kernels: CpuKernels, dtype: torch.dtype, sizes: tuple[int, ...]
+) -> None:
+    """B has blocks, whose zeros are left out; panels may hold columns of two blocks."""
+    k, rank = 32, 5
+    parts = [pairs_of(size, k, [rank], dtype)[0] for size in sizes]
+    a = torch.cat([part[0] for part in parts if part is not None])
+    b = torch.block_diag(*(part[1] for part in parts if part is not None))
+    x, ids = numbers(20, k), torch.zeros(20, dtype=torch.int32)
+    zeros = PackedMatrix.from_tensor(cpu_kernels, torch.zeros(sum(sizes), k), dtype)
+
+    out = adapted(cpu_kernels, x, ids, PackedAdapters(cpu_kernels, [(a, b)], dtype), zeros)
+
+    assert_near(out, reference.multiply_adapters(x, ids, [(a, b)], sum(sizes)), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ids_are_those_of_tokens(dtype: torch.dtype) -> None:
     kernels = kernels_of(NATIVE[-1], 2)
     adapters = PackedAdapters(kernels, pairs_of(32, 48, [4, 4], dtype), dtype)
-    rows = EncodedRows(kernels, numbers(3, 48), dtype)
-    ids = torch.tensor([1, -1, 0, 1], dtype=torch.int32)
+    matrix = PackedMatrix.from_tensor(kernels, numbers(32, 48), dtype)
+    x, ids = numbers(3, 48), torch.tensor([1, -1, 0, 1], dtype=torch.int32)
     tokens = torch.tensor([3, 1, 2], dtype=torch.int32)
 
-    out = multiply_adapters(kernels, rows, ids, adapters, tokens=tokens)
+    out = adapted(kernels, x, ids, adapters, matrix, tokens=tokens)
 
-    assert torch.equal(out, multiply_adapters(kernels, rows, ids[tokens], adapters))
+    assert torch.equal(out, adapted(kernels, x, ids[tokens], adapters, matrix))
 
 
 @given(
@@ -92,15 +138,13 @@ def test_bits_of_a_row_do_not_depend_on_others(
 ) -> None:
     kernels, n, k = kernels_of(isa, 2), 48, 64
     adapters = PackedAdapters(kernels, pairs_of(n, k, [8, 2, 0, 16], dtype), dtype)
+    matrix = PackedMatrix.from_tensor(kernels, numbers(n, k), dtype)
     x, chosen = numbers(len(ids), k), torch.tensor(ids, dtype=torch.int32)
 
-    out = multiply_adapters(kernels, EncodedRows(kernels, x, dtype), chosen, adapters)
+    out = adapted(kernels, x, chosen, adapters, matrix)
 
     alone = [
-        multiply_adapters(
-            kernels, EncodedRows(kernels, x[i : i + 1], dtype), chosen[i : i + 1], adapters
-        )
-        for i in range(len(ids))
+        adapted(kernels, x[i : i + 1], chosen[i : i + 1], adapters, matrix) for i in range(len(ids))
     ]
     assert torch.equal(out, torch.cat(alone))
 
@@ -108,42 +152,49 @@ def test_bits_of_a_row_do_not_depend_on_others(
 @pytest.mark.parametrize("matrix_dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("finish", ["store", "gelu", "add", "gate", "operands"])
 @pytest.mark.parametrize("num_rows", [1, 40, 150])
-def test_an_addend_is_added_before_the_epilogue(
+def test_adapters_come_before_the_epilogue(
     cpu_kernels: CpuKernels, matrix_dtype: torch.dtype, finish: str, num_rows: int
 ) -> None:
-    """Rows whose addend is -0 have the bits of a product without one; a bias adds the same bits."""
+    """Of every matrix; and rows without one have the bits of the product without adapters."""
     n, k = 72, 64
     gated = finish == "gate"
+    dtype = torch.float32 if matrix_dtype == torch.float32 else torch.bfloat16
+    pairs = pairs_of(n, k, [8, 24], dtype)
     weight, x = numbers(n, k) / 8, numbers(num_rows, k, seed=1)
-    bias = numbers(n, seed=2)
-    plain = PackedMatrix.from_tensor(cpu_kernels, weight, matrix_dtype, gated=gated)
-    biased = PackedMatrix.from_tensor(cpu_kernels, weight, matrix_dtype, bias=bias, gated=gated)
+    ids = torch.arange(num_rows, dtype=torch.int32) % 3 - 1
+    added = reference.multiply_adapters(x, ids, pairs, n)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, weight, matrix_dtype, gated=gated)
+    adapters = PackedAdapters(cpu_kernels, pairs, dtype, gated=gated)
     rows = EncodedRows(cpu_kernels, x, matrix_dtype)
-    addend = torch.full((num_rows, plain.packed_columns), -0.0)
-    has_addend = torch.arange(num_rows) % 2 == 0
-    packed = torch.zeros(plain.packed_columns)
-    for half, first, part in plain._halves(bias, 0):
-        packed[plain._columns_of(half, first, part.shape[0])] = part
-    addend[has_addend] = packed
-    options: dict[str, object] = {}
-    if finish in ("gelu", "gate"):
-        options["activation"] = "silu" if gated else "gelu"
+
+    def options() -> ProductOptions:
+        match finish:
+            case "gelu" | "gate":
+                return {"activation": "silu" if gated else "gelu"}
+            case "add":
+                return {"add_to": numbers(num_rows, n, seed=3), "factor": 0.5}
+            case "operands":
+                return {"as_operands": True}
+        return {}
+
+    out = adapted(cpu_kernels, x, ids, adapters, matrix, **options())
+
+    plain = multiply(cpu_kernels, rows, matrix, **options())
     if finish == "operands":
-        options["as_operands"] = True
-
-    def product(matrix: PackedMatrix, added: Tensor | None) -> Tensor:
-        own = dict(options)
-        if finish == "add":
-            own["add_to"] = numbers(num_rows, n, seed=3)
-        if added is not None:
-            own["addend"] = added
-        out = multiply(cpu_kernels, rows, matrix, **own)  # type: ignore[arg-type]
-        return in_row_order(cpu_kernels, out, num_rows) if finish == "operands" else out
-
-    out = product(plain, addend)
-
-    assert torch.equal(out[~has_addend, :n], product(plain, None)[~has_addend, :n])
-    assert torch.equal(out[has_addend, :n], product(biased, None)[has_addend, :n])
+        plain = in_row_order(cpu_kernels, plain, num_rows)[:, :n]
+    has_none = ids < 0
+    assert torch.equal(out[has_none], plain[has_none])
+    # The sums before the epilogue, of an ungated matrix in the order of its rows.
+    whole = PackedMatrix.from_tensor(cpu_kernels, weight, matrix_dtype)
+    sums = multiply(cpu_kernels, rows, whole) + added
+    match finish:
+        case "gelu":
+            sums = activate(sums, "gelu")
+        case "gate":
+            sums = act_mul(sums, "silu")
+        case "add":
+            sums = numbers(num_rows, n, seed=3) + 0.5 * sums
+    assert_near(out.float(), sums, torch.bfloat16 if finish == "operands" else dtype)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +210,17 @@ def test_rejects_ids_that_do_not_fit(
 ) -> None:
     kernels = kernels_of(NATIVE[-1], 1)
     adapters = PackedAdapters(kernels, pairs_of(32, 16, [4, 4], torch.float32), torch.float32)
-    rows = EncodedRows(kernels, numbers(2, 16), torch.float32)
+    matrix = PackedMatrix.from_tensor(kernels, numbers(32, 16))
     of_rows = None if tokens is None else torch.tensor(tokens, dtype=torch.int32)
 
     with pytest.raises(ValueError, match=message):
-        multiply_adapters(
-            kernels, rows, torch.tensor(ids, dtype=torch.int32), adapters, tokens=of_rows
+        adapted(
+            kernels,
+            numbers(2, 16),
+            torch.tensor(ids, dtype=torch.int32),
+            adapters,
+            matrix,
+            tokens=of_rows,
         )
 
 

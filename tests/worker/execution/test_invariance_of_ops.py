@@ -113,12 +113,9 @@ def test_every_op_is_computed(op: type[Op]) -> None:
     assert (op,) in _computed()
 
 
-@pytest.mark.parametrize("kind", sorted({*get_args(OpKind)} - {"cap", "input", "adapt"}))
+@pytest.mark.parametrize("kind", sorted({*get_args(OpKind)} - {"cap", "input"}))
 def test_every_lowered_op_is_computed(kind: OpKind) -> None:
-    """All but those of heads, and caps of a layer's columns: caps of logits are no op.
-
-    Adapters are compared in models/lora/test_requested.py.
-    """
+    """All but those of heads, and caps of a layer's columns: caps of logits are no op."""
     assert kind in {trait[0] for trait in _computed()}
 
 

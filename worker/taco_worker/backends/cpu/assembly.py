@@ -109,9 +109,9 @@ class Assembly:
             x_stride=lowered.x_stride,
             out_stride=lowered.out_stride,
         )
-        if lowered.kind == "adapt":
+        if lowered.is_adapted:
             op.adapters = self._weights.adapters[lowered.matrix or ""].struct
-        elif lowered.matrix is not None:
+        if lowered.matrix is not None:
             op.matrix = self._weights.matrices[lowered.matrix].struct
         if lowered.kind == "head_linear":
             op.matrix.n = self._plan.parameters[lowered.matrix or ""].shape[1]  # of one head

@@ -56,7 +56,6 @@ OpKind = Literal[
     "head_copy",
     "input",
     "xielu",
-    "adapt",
 ]
 Epilogue = Literal["store", "add", "gate_mul"]
 # These run over all rows of a step at once; the others row by row.
@@ -104,6 +103,7 @@ class LoweredOp:
     x_stride: int = 0
     out_stride: int = 0
     order: str | None = None
+    is_adapted: bool = False
 
     @property
     def reads(self) -> tuple[Slice, ...]:

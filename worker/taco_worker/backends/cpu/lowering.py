@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from taco_kernels.panels import PANEL, num_panels
 from taco_worker.backends.cpu.head_products import lower_head_copy, lower_head_linear
 from taco_worker.backends.cpu.logits_head import LogitsHead
 from taco_worker.backends.cpu.lowered_ops import (
@@ -48,8 +47,6 @@ from taco_worker.models.plan.ops.rope import Rope
 from taco_worker.models.plan.slices import Slice
 
 _HIDDEN = "hidden"
-# What adapters add to the sums of the product that follows.
-_ADAPTED = "adapted"
 
 
 def lower_plan(
@@ -256,16 +253,17 @@ class _Lowering:
                 self.gated.add(op.weight)
         elif (target := self._take_sum(op.out, x)) is not None:
             out, epilogue = target, "add"
-        adapted = None
+        # A and B are not quantized, whatever the weight is.
+        adapted_x = None
         if op.is_adapted:
-            adapted = self._adapt(op, kind, is_gated=epilogue == "gate_mul")
+            adapted_x = op.x if kind.type == "f32" else self._encoded(op.x, OperandKind("bf16"))
         written = out
         if epilogue != "add":
             written = self._operands_for_readers(out, encodes_int8=epilogue == "gate_mul")
         lowered = LoweredOp(
             kind="linear",
             x=x,
-            y=adapted,
+            y=adapted_x,
             out=written,
             matrix=op.weight,
             bias=op.bias,
@@ -273,21 +271,9 @@ class _Lowering:
             activation=activation,
             alpha=alpha,
             factor=limit,
+            is_adapted=op.is_adapted,
         )
         self._emit(lowered, out)
-
-    def _adapt(self, op: Linear, kind: OperandKind, *, is_gated: bool) -> Slice:
-        """Compute what adapters add to the product; it has the order of its packed columns.
-
-        A and B are not quantized, whatever the weight is.
-        """
-        x = op.x if kind.type == "f32" else self._encoded(op.x, OperandKind("bf16"))
-        columns = num_panels(op.out.size, gated=is_gated) * PANEL
-        widest, _ = self.buffers.get(_ADAPTED, (0, "f32"))
-        self.buffers[_ADAPTED] = (max(widest, columns), "f32")
-        out = Slice(_ADAPTED, 0, columns)
-        self._emit(LoweredOp(kind="adapt", x=x, out=out, matrix=op.weight))
-        return out
 
     def _head_linear(self, op: HeadLinear) -> None:
         lowered = lower_head_linear(op, kind := self._kinds[op.weight].type)

@@ -74,10 +74,12 @@ TACO_API void taco_route(TacoPool* pool, const Routing* routing);
 // Bytes that `taco_multiply_experts` needs at ExpertProduct::scratch, from the shapes alone.
 TACO_API int64_t taco_experts_scratch_bytes(const TacoPool* pool, const ExpertProduct* product);
 TACO_API void taco_multiply_experts(TacoPool* pool, const ExpertProduct* product);
-// Likewise the products of LoRA adapters.
+
+// A product whose rows have LoRA adapters (experts/adapter_args.h).
 struct AdapterProduct;
-TACO_API int64_t taco_adapters_scratch_bytes(const TacoPool* pool, const AdapterProduct* product);
-TACO_API void taco_multiply_adapters(TacoPool* pool, const AdapterProduct* product);
+TACO_API int64_t taco_adapters_scratch_bytes(const TacoPool* pool, const AdapterProduct* adapters);
+TACO_API void taco_multiply_adapted(TacoPool* pool, const AdapterProduct* adapters,
+                                    const Product* product);
 
 // Attention over the paged cache (attention/kv_cache.h).
 struct KVCache;

@@ -20,6 +20,10 @@ int64_t taco_adapters_scratch_bytes(const TacoPool* pool, const AdapterProduct* 
     return pool->kernels.adapters_scratch_bytes(*product);
 }
 
-void taco_multiply_adapters(TacoPool* pool, const AdapterProduct* product) {
-    pool->threads.run([&](Thread& thread) { pool->kernels.multiply_adapters(thread, *product); });
+void taco_multiply_adapted(TacoPool* pool, const AdapterProduct* adapters, const Product* product) {
+    pool->threads.run([&](Thread& thread) {
+        Product adapted = *product;
+        adapted.adapters = pool->kernels.multiply_adapters(thread, *adapters);
+        pool->kernels.multiply(thread, adapted);
+    });
 }

@@ -7,6 +7,7 @@
 
 #include "attention/kv_cache.h"
 #include "elementwise/elementwise_args.h"
+#include "experts/adapter_args.h"
 #include "experts/expert_args.h"
 #include "matmul/matrix.h"
 #include "program/program_args.h"
@@ -61,9 +62,9 @@ struct Kernels {
     // only.
     int64_t (*experts_scratch_bytes)(const ExpertProduct&);
     void (*multiply_experts)(Thread&, const ExpertProduct&);
-    // Likewise of adapters.
+    // Likewise of adapters; returns what a product takes, which is in the scratch memory.
     int64_t (*adapters_scratch_bytes)(const AdapterProduct&);
-    void (*multiply_adapters)(Thread&, const AdapterProduct&);
+    AdapterRows (*multiply_adapters)(Thread&, const AdapterProduct&);
     void (*write_kv)(Thread&, const KVCache&, const Batch&, int64_t entry, const KeyValueRows&);
     // Bytes that `attend` needs at Attention::workspace. Ignores the pointers and the strides.
     int64_t (*attention_workspace)(const Attention&, int num_threads);

@@ -65,24 +65,3 @@ struct ExpertProduct {
     bool adds;      // to `out`, instead of storing to it
     void* scratch;  // `experts_scratch_bytes`, aligned to 64
 };
-
-// out = B_a (A_a x) with the adapter a of each row (Hu et al. 2021, "LoRA", section 4.1), to be
-// added to the sums of a product: in the order of its packed columns. Rows without an adapter get
-// -0, which changes no number that it is added to. A row's bits do not depend on the other rows.
-struct AdapterProduct {
-    Rows rows;  // operands of the matrices' type
-    int64_t num_adapters;
-    const int32_t* ids;     // of tokens, each below num_adapters; negative: none
-    const int32_t* tokens;  // [rows.count], of each row; null: row i is token i
-    const Matrix* a;        // [num_adapters], of one shape; without data: the adapter adds nothing
-    const Matrix* b;        // [num_adapters], likewise
-    int64_t num_panels;     // of each of b, which is a gated pair where the product's matrix is one
-    float* out;             // [rows.count, num_panels of columns]
-    int64_t out_stride;
-    void* scratch;  // `adapters_scratch_bytes`, aligned to 64
-
-    int32_t id_of(int64_t row) const {
-        const int32_t id = ids[tokens ? tokens[row] : row];
-        return id >= 0 && a[id].data ? id : -1;
-    }
-};

@@ -10,16 +10,8 @@
 
 namespace TACO_ISA {
 
-// Two products one after the other: of each expert, or of each adapter.
-struct GroupedMatrices {
-    int64_t count;
-    const Matrix* first;  // [count]
-    int64_t first_panels;
-    const Matrix* second;  // [count]
-    int64_t second_panels;
-};
-
-// What the threads share of one such product. A pair is numbered row * top_k + rank.
+// What the threads share of one such product: of experts, or of adapters. A pair is numbered row *
+// top_k + rank.
 struct ExpertOrder {
     int64_t* num_hit;  // experts that at least one row has chosen; the next arrays are of these
     int32_t* experts;  // [num_hit], ascending
@@ -54,17 +46,10 @@ struct ExpertOrder {
     }
 };
 
-// The blocks of one expert's product. Threads share the blocks of all hit experts, so those of one
-// expert need not keep all threads busy.
-inline Blocking expert_blocking(const Matrix& matrix, int64_t num_panels, int64_t num_rows,
-                                int64_t num_hit, int num_threads, FinishedBy finished_by) {
-    return Blocking(matrix, num_rows, num_panels, int(ceil_div(num_threads, num_hit)), finished_by);
-}
-
-// Fills the order with a counting sort, on one thread. id_of(row, rank): of the expert, or negative
-// for a pair that takes no part.
+// Fills the order but for its blocks with a counting sort, on one thread. id_of(row, rank): of the
+// expert, or negative for a pair that takes no part.
 template <class IdOf>
-void sort_pairs(const GroupedMatrices& matrices, int64_t count, int64_t top_k, int num_threads,
+void sort_pairs(DType type, int64_t num_experts, int64_t count, int64_t top_k,
                 const ExpertOrder& order, IdOf id_of) {
     const auto for_pairs = [&](auto body) {
         for (int64_t row = 0; row < count; ++row) {
@@ -75,12 +60,12 @@ void sort_pairs(const GroupedMatrices& matrices, int64_t count, int64_t top_k, i
         }
     };
     int32_t* sizes = order.next_pair;
-    std::fill_n(sizes, matrices.count, 0);
+    std::fill_n(sizes, num_experts, 0);
     for_pairs([&](int32_t expert, int32_t) { ++sizes[expert]; });
 
     int64_t hit = 0;
     int32_t begin = 0;
-    for (int64_t expert = 0; expert < matrices.count; ++expert) {
+    for (int64_t expert = 0; expert < num_experts; ++expert) {
         if (sizes[expert] == 0) continue;
         order.experts[hit] = int32_t(expert);
         order.starts[hit++] = begin;
@@ -89,47 +74,39 @@ void sort_pairs(const GroupedMatrices& matrices, int64_t count, int64_t top_k, i
     order.starts[hit] = begin;
     *order.num_hit = hit;
 
-    order.first_blocks[0] = order.second_blocks[0] = 0;
     int64_t row_start = 0;
     for (int64_t i = 0; i < hit; ++i) {
-        const auto num_blocks = [&](const Matrix& matrix, int64_t num_panels,
-                                    FinishedBy finished_by) {
-            return expert_blocking(matrix, num_panels, order.num_rows(i), hit, num_threads,
-                                   finished_by)
-                .count();
-        };
-        const Matrix &first = matrices.first[order.experts[i]],
-                     &second = matrices.second[order.experts[i]];
-        order.first_blocks[i + 1] =
-            order.first_blocks[i] + num_blocks(first, matrices.first_panels, FinishedBy::quad);
-        order.second_blocks[i + 1] =
-            order.second_blocks[i] + num_blocks(second, matrices.second_panels, FinishedBy::block);
         order.next_pair[order.experts[i]] = order.starts[i];
         order.row_starts[i] = int32_t(row_start);
         std::iota(order.rows + order.starts[i], order.rows + order.starts[i + 1],
                   order.row_starts[i]);
-        row_start += operand_rows(first.type, order.num_rows(i));
+        row_start += operand_rows(type, order.num_rows(i));
     }
     for_pairs([&](int32_t expert, int32_t pair) { order.pairs[order.next_pair[expert]++] = pair; });
+}
+
+// Fills the blocks of one grouped product, after `sort_pairs`. blocking_of(hit): of a hit expert.
+template <class BlockingOf>
+void count_blocks(const ExpertOrder& order, int64_t* first_blocks, BlockingOf blocking_of) {
+    first_blocks[0] = 0;
+    for (int64_t hit = 0; hit < *order.num_hit; ++hit) {
+        first_blocks[hit + 1] = first_blocks[hit] + blocking_of(hit).count();
+    }
 }
 
 // One product of each hit expert's matrix with its part of `rows`: threads share the blocks of all
 // in one loop. Calls body(matrix, the expert's rows, index of the hit expert, blocking, block,
 // memory that is likely read next).
-template <class Body>
+template <class BlockingOf, class Body>
 void share_experts(Thread& thread, const ExpertOrder& order, const Matrix* matrices,
-                   int64_t num_panels, const int64_t* first_blocks, const Rows& rows,
-                   FinishedBy finished_by, Body body) {
+                   const int64_t* first_blocks, const Rows& rows, BlockingOf blocking_of,
+                   Body body) {
     const int64_t num_hit = *order.num_hit, num_blocks = first_blocks[num_hit];
     const auto hit_of = [&](int64_t index) {
         return std::upper_bound(first_blocks, first_blocks + num_hit, index) - first_blocks - 1;
     };
     const auto matrix_of = [&](int64_t hit) -> const Matrix& {
         return matrices[order.experts[hit]];
-    };
-    const auto blocking_of = [&](int64_t hit) {
-        return expert_blocking(matrix_of(hit), num_panels, order.num_rows(hit), num_hit,
-                               thread.count(), finished_by);
     };
     thread.share(num_blocks, 1, [&](int64_t index, int64_t) {
         const int64_t hit = hit_of(index);

@@ -65,14 +65,33 @@ public:
 private:
     int64_t num_pairs() const { return product_.rows.count * product_.top_k; }
 
+    // The blocks of a hit expert. Threads share those of all, so that one expert's need not keep
+    // all threads busy.
+    Blocking blocking(const Matrix& matrix, int64_t num_panels, int64_t hit,
+                      FinishedBy finished_by) const {
+        const int num_threads = int(ceil_div(thread_.count(), *order_.num_hit));
+        return {matrix, order_.num_rows(hit), num_panels, num_threads, finished_by};
+    }
+    auto gate_up_blocking() const {
+        return [this](int64_t hit) {
+            const Matrix& matrix = *product_.gate_up;
+            return blocking(matrix, matrix.num_pair_panels(), hit, FinishedBy::quad);
+        };
+    }
+    auto down_blocking() const {
+        return [this](int64_t hit) {
+            const Matrix& matrix = *product_.down;
+            return blocking(matrix, matrix.num_panels(), hit, FinishedBy::block);
+        };
+    }
+
     void sort() const {
-        const Matrix &gate_up = *product_.gate_up, &down = *product_.down;
-        const GroupedMatrices matrices = {product_.num_experts, &gate_up, gate_up.num_pair_panels(),
-                                          &down, down.num_panels()};
-        sort_pairs(matrices, product_.rows.count, product_.top_k, thread_.count(), order_,
-                   [&](int64_t row, int64_t rank) {
+        sort_pairs(product_.gate_up->type, product_.num_experts, product_.rows.count,
+                   product_.top_k, order_, [&](int64_t row, int64_t rank) {
                        return product_.ids[row * product_.ids_stride + rank];
                    });
+        count_blocks(order_, order_.first_blocks, gate_up_blocking());
+        count_blocks(order_, order_.second_blocks, down_blocking());
     }
 
     // Copies the operands of each pair's row, so that an expert's rows are adjacent.
@@ -98,8 +117,8 @@ private:
     void multiply_gate_up() {
         const GatedActivation& activation = product_.activation;
         const Rows rows = {0, scratch_.operands, product_.rows.stride, scratch_.scales};
-        share_experts(thread_, order_, product_.gate_up, product_.gate_up->num_pair_panels(),
-                      order_.first_blocks, rows, FinishedBy::quad,
+        share_experts(thread_, order_, product_.gate_up, order_.first_blocks, rows,
+                      gate_up_blocking(),
                       [&](const Matrix& matrix, const Rows& own, int64_t hit,
                           const Blocking& blocking, int64_t index, const void* next) {
                           Product product{};
@@ -128,8 +147,7 @@ private:
             }
         };
         share_experts(
-            thread_, order_, product_.down, product_.down->num_panels(), order_.second_blocks,
-            inner_rows(), FinishedBy::block,
+            thread_, order_, product_.down, order_.second_blocks, inner_rows(), down_blocking(),
             [&](const Matrix& matrix, const Rows& own, int64_t hit, const Blocking& blocking,
                 int64_t index, const void* next) {
                 run_block(own, matrix, blocking, index, next, [&](const Block& block, void* sums) {

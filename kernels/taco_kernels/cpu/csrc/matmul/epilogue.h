@@ -3,6 +3,7 @@
 
 #include "isa/partial_vectors.h"
 #include "isa/vector_math.h"
+#include "matmul/adapter_sums.h"
 #include "matmul/block.h"
 #include "matmul/codes/grouped_int8.h"
 #include "matmul/panel_steps.h"
@@ -155,7 +156,7 @@ inline bool rounds_silu(const Product& product) {
 }
 
 inline RowEpilogue row_epilogue(const Product& product) {
-    if (product.addend) return RowEpilogue::other;
+    if (product.adapters.places) return RowEpilogue::other;
     const bool is_plain = product.activation == Activation::none;
     switch (product.epilogue) {
         case Epilogue::store: return is_plain ? RowEpilogue::store : RowEpilogue::other;
@@ -188,8 +189,7 @@ public:
           activation_(product.activation),
           alpha_(product.alpha),
           limit_(product.limit),
-          addend_(product.addend),
-          addend_stride_(product.addend_stride) {}
+          adapters_(product.adapters) {}
 
     // The row is counted from the first of the rows.
     void operator()(int64_t row) const {
@@ -217,8 +217,8 @@ public:
 private:
     F32 value_at(int64_t row, int64_t panel) const {
         const F32 value = values_.at(row, panel);
-        if (KIND != RowEpilogue::other || !addend_) return value;
-        return add(value, load(addend_ + row * addend_stride_ + panel * PANEL));
+        if constexpr (KIND == RowEpilogue::other) return with_adapter(adapters_, row, panel, value);
+        return value;
     }
 
     F32 gated(F32 gate, F32 up) const {
@@ -248,8 +248,7 @@ private:
     float factor_ = 1;
     Activation activation_ = Activation::none;
     float alpha_ = 0, limit_ = 0;
-    const float* addend_ = nullptr;
-    int64_t addend_stride_ = 0;
+    AdapterRows adapters_;
 };
 
 // Calls body(std::integral_constant<RowEpilogue, ...>) with the kind of the product's epilogue.

@@ -121,6 +121,16 @@ struct Rows {
     const RowScale* scales;  // int8 only, [count]
 };
 
+// A x of the rows of a product, and the B of their adapters (experts/adapter_args.h).
+struct AdapterRows {
+    const int32_t* places = nullptr;  // [count], the row in `inner` of each row, or -1
+    const int32_t* ids = nullptr;     // [count], of its adapter
+    const void* inner = nullptr;      // operands of B's type
+    int64_t stride = 0;               // items of a row of `inner`
+    const Matrix* b = nullptr;
+    const int32_t* const* ranges = nullptr;
+};
+
 struct Product {
     Rows rows;
     Matrix matrix;
@@ -132,9 +142,9 @@ struct Product {
     float alpha = 0, limit = 0;  // of Activation::swiglu_clipped
     float factor = 1;            // for Epilogue::add
     TokenMasks masks = {};       // of the rows: `out` is undefined where no row of a block needs it
-    // Added to the sums and bias: [count, whole panels] in the order of the packed columns; or null
-    const float* addend = nullptr;
-    int64_t addend_stride = 0;
+    // Of rows with an adapter, B times these is added to the sums and bias. Without `places` no row
+    // has one.
+    AdapterRows adapters = {};
 };
 
 // out[h] = x[h] W[h]^T for each head h of some rows.

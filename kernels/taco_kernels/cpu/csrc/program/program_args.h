@@ -5,6 +5,7 @@
 #pragma once
 
 #include "attention/kv_cache.h"
+#include "experts/adapter_args.h"
 #include "experts/expert_args.h"
 #include "matmul/matrix.h"
 
@@ -54,7 +55,6 @@ enum class OpKind : int32_t {
     head_copy = 19,
     input = 20,
     xielu = 21,
-    adapt = 22,
 };
 
 // One op. x and y are inputs, out is the output; the comments name the fields that each kind reads.
@@ -62,7 +62,7 @@ struct Op {
     OpKind kind;
     Columns x, y, out;
     // embed: row (index + offset) of the table, or of `matrix`, is stored or added to out.
-    // linear: out = epilogue(x W^T + bias + y). y is the output of `adapt`, if there is one.
+    // linear: out = epilogue(x W^T + bias), with what adapters add.
     Table table;
     Matrix matrix;
     bool indexes_positions, adds;
@@ -100,8 +100,8 @@ struct Op {
     // experts: of x; the step sets rows, ids, weights, out and scratch. `adds` to out.
     ExpertProduct experts;
     Columns ids, weights;
-    // adapt: of x; the step sets rows, ids, tokens, out and scratch.
-    AdapterProduct adapters;
+    // linear: y is x as operands of A. `a` is null without adapters.
+    Adapters adapters;
     // head_linear: out[h] = x[h] W[h]^T with the matrix of the first head; y: its operands.
     // head_copy: `group` columns of each head of x. The columns of a head begin a stride after
     // those of the one before.

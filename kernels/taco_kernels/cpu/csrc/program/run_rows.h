@@ -72,7 +72,7 @@ public:
     void run(int64_t first, int64_t past) const {
         for (int64_t i = first; i < past;) {
             const Op& op = program_.ops[i];
-            if (is_idle(op)) {
+            if (op.kind == OpKind::keep && step_.num_kept == 0) {
                 ++i;
                 continue;
             }
@@ -91,12 +91,6 @@ public:
     }
 
 private:
-    // Whether the step asks for nothing that the op does.
-    bool is_idle(const Op& op) const {
-        return (op.kind == OpKind::keep && step_.num_kept == 0) ||
-               (op.kind == OpKind::adapt && !step_.adapter_ids);
-    }
-
     // The token that row `row` of this run belongs to: arrays of the step have one entry per token.
     int64_t token_of(int64_t row) const {
         return output_rows_ ? output_rows_[begin_ + row] : begin_ + row;
@@ -129,7 +123,6 @@ private:
             case OpKind::route: return route(op);
             case OpKind::experts: return multiply_experts(op);
             case OpKind::head_linear: return multiply_heads(op);
-            case OpKind::adapt: return multiply_adapters(op);
             default: return;
         }
     }
@@ -214,22 +207,19 @@ private:
                                            : buffers_[op.out.buffer].float_stride();
         Product product{rows,   op.matrix,   op.epilogue, op.activation, out,
                         stride, as_operands, op.alpha,    op.factor};
-        if (op.y.buffer >= 0 && step_.adapter_ids) {
-            product.addend = floats_of(op.y, 0);
-            product.addend_stride = stride_of(op.y);
-        }
+        if (op.adapters.a && step_.adapter_ids) product.adapters = multiply_adapters(op);
         kernels().multiply(thread_, product);
     }
 
-    void multiply_adapters(const Op& op) const {
-        AdapterProduct product = op.adapters;
-        product.rows = factors(op.x, *product.a);
+    // What the adapters of rows add to a product; the workspace holds it until the product ends.
+    AdapterRows multiply_adapters(const Op& op) const {
+        AdapterProduct product{};
+        product.adapters = op.adapters;
+        product.rows = factors(op.y, *op.adapters.a);
         product.ids = output_rows_ ? step_.adapter_ids : step_.adapter_ids + begin_;
         product.tokens = output_rows_ ? output_rows_ + begin_ : nullptr;
-        product.out = floats_of(op.out, 0);
-        product.out_stride = stride_of(op.out);
         product.scratch = workspace_;
-        kernels().multiply_adapters(thread_, product);
+        return kernels().multiply_adapters(thread_, product);
     }
 
     // The columns as the left factor of a product with `matrix`.

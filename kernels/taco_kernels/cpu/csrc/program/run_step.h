@@ -283,10 +283,11 @@ inline int64_t adapters_bytes(const Program& program, const Step& step) {
     int64_t most = 0;
     for (int64_t i = 0; step.adapter_ids && i < program.num_ops; ++i) {
         const Op& op = program.ops[i];
-        if (op.kind != OpKind::adapt) continue;
-        AdapterProduct product = op.adapters;
+        if (!op.adapters.a) continue;
+        AdapterProduct product{};
+        product.adapters = op.adapters;
         product.rows.count = chunk_rows(step.batch.num_tokens);
-        product.rows.stride = row_stride_of(program.buffers[op.x.buffer], *product.a);
+        product.rows.stride = row_stride_of(program.buffers[op.y.buffer], *op.adapters.a);
         most = std::max(most, kernels().adapters_scratch_bytes(product));
     }
     return most;
