@@ -7,6 +7,7 @@ Each is a folder 0, 1, … of the directory, and changes all linear layers.
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,18 +18,19 @@ from bench.peers.workloads import ADAPTER_RANK, NUM_ADAPTERS
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def write_adapter(checkpoint: Path, path: Path, seed: int) -> None:
-    """Writes an adapter, with standard deviations that keep activations in range."""
+def write_adapter(modules: Mapping[str, Sequence[int]], path: Path, seed: int) -> None:
+    """Writes an adapter, with standard deviations that keep activations in range.
+
+    Args:
+        modules: shapes [out, in] of the model's weights, of which those of `MODULES` are changed.
+    """
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, weight in load_file(checkpoint / "model.safetensors").items():
-        module = name.removesuffix(".weight")
-        if module.rsplit(".", 1)[-1] not in MODULES or module == name:
+    for module, whole in modules.items():
+        if module.rsplit(".", 1)[-1] not in MODULES:
             continue
-        for factor, shape in (
-            ("A", (ADAPTER_RANK, weight.shape[1])),
-            ("B", (weight.shape[0], ADAPTER_RANK)),
-        ):
+        rows, columns = whole
+        for factor, shape in (("A", (ADAPTER_RANK, columns)), ("B", (rows, ADAPTER_RANK))):
             values = torch.randn(shape, generator=generator) * 0.02
             tensors[f"base_model.model.{module}.lora_{factor}.weight"] = values.bfloat16()
     path.mkdir(parents=True)
@@ -50,8 +52,13 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("directory", type=Path)
     args = parser.parse_args()
+    modules = {
+        name.removesuffix(".weight"): list(weight.shape)
+        for name, weight in load_file(args.checkpoint / "model.safetensors").items()
+        if name.endswith(".weight")
+    }
     for index in range(NUM_ADAPTERS):
-        write_adapter(args.checkpoint, args.directory / str(index), seed=index)
+        write_adapter(modules, args.directory / str(index), seed=index)
 
 
 if __name__ == "__main__":

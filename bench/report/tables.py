@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.comparison import Verdict, verdicts
-from bench.peers.workloads import Length, parse
+from bench.peers.workloads import NUM_ADAPTERS, Length, parse
 from bench.record import INSTRUCTION_SETS, by_isa, read_best
 from bench.report.highlights import highlights_table
 from bench.report.quality import formats_quality_table, int8_choices_table, perplexity_table
@@ -294,6 +294,8 @@ def describe(shape: str) -> str:
     prompt, output = _length(workload.prompt), _length(workload.output)
     if workload.json_schema is not None:
         output += " of JSON"
+    if workload.has_adapters:
+        output += f", {NUM_ADAPTERS} LoRA adapters"
     if workload.count == 1:
         return f"1 stream, {prompt} in / {output} out"
     if not workload.num_shared:
