@@ -12,7 +12,7 @@ import pytest
 from support.adapters import make_adapter
 from support.checkpoints import make_checkpoint
 from support.serving import Serving
-from taco_llm import LLM, LoRARequest, SamplingParams
+from taco_llm import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
 PROMPT = list(range(20, 60))  # some blocks, which the prefix cache keeps
@@ -84,6 +84,13 @@ def test_chat_and_beams_take_adapters(llm: LLM) -> None:
         for name in (None, *NAMES)
     }
     assert len({*texts.values()}) == 3
+    beams = BeamSearchParams(beam_width=2, max_tokens=8, ignore_eos=True)
+    prompts: Any = [{"prompt_token_ids": PROMPT}]
+    found = {
+        name: llm.beam_search(prompts, beams, None if name is None else LoRARequest(name))[0]
+        for name in (None, *NAMES)
+    }
+    assert len({tuple(output.sequences[0].tokens) for output in found.values()}) == 3
 
 
 @pytest.mark.parametrize(

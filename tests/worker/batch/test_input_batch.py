@@ -15,7 +15,7 @@ from taco_worker.devices.transfers import Transfers
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE = 4, 22, 4, 30, 50
 
 
-def make_batch(*, on_device: bool = False) -> InputBatch:
+def make_batch(*, on_device: bool = False, adapters: tuple[str, ...] = ()) -> InputBatch:
     size, transfers = (MAX_NUM_SEQS, MAX_MODEL_LEN), Transfers(torch.device("cpu"))
     return InputBatch(
         max_num_seqs=MAX_NUM_SEQS,
@@ -24,6 +24,7 @@ def make_batch(*, on_device: bool = False) -> InputBatch:
         num_blocks=NUM_BLOCKS,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[1],
+        adapters=adapters,
         tokens=DeviceTokenTable(*size, transfers) if on_device else HostTokenTable(*size),
     )
 
@@ -251,3 +252,29 @@ def test_clearing_empties_every_slot() -> None:
     batch.apply(make_plan({}, joined=[JOIN]))
     batch.clear()
     batch.apply(make_plan({0: 3}, joined=[JOIN]))
+
+
+def test_a_slot_has_the_adapter_of_its_last_sequence() -> None:
+    batch = make_batch(adapters=("sql", "chat"))
+    assert batch.has_adapters
+    joined = [
+        Join(0, [5], [1], adapter="chat"),
+        Join(2, [5], [2]),
+        Join(3, [5], [3], adapter="sql"),
+    ]
+    batch.apply(make_plan({0: 1}, joined=joined))
+    assert batch.adapter_ids[[0, 2, 3]].tolist() == [1, -1, 0]
+    batch.apply(make_plan({0: 1}, left=[0, 3], joined=[Join(0, [5], [4])]))
+    assert batch.adapter_ids[0] == -1
+
+
+def test_adapters_that_do_not_fit_are_plan_errors() -> None:
+    batch = make_batch(adapters=("sql",))
+    with pytest.raises(PlanError, match="unknown adapter 'chat'"):
+        batch.apply(make_plan({0: 1}, joined=[Join(0, [5], [1], adapter="chat")]))
+    batch.clear()
+    plan = make_plan({0: 1}, joined=[Join(0, [5], [1])])
+    assert plan.joined is not None
+    wrong = replace(plan, joined=replace(plan.joined, adapters=("sql", "sql")))
+    with pytest.raises(PlanError, match="differ in length"):
+        batch.apply(wrong)
