@@ -15,7 +15,16 @@ from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.gateway import Gateway
 from taco_gateway.http.middleware import RequestContextMiddleware
-from taco_gateway.routes import chat, completions, health, metrics, models, openapi, tokenize
+from taco_gateway.routes import (
+    chat,
+    completions,
+    health,
+    metrics,
+    models,
+    openapi,
+    responses,
+    tokenize,
+)
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
@@ -23,6 +32,7 @@ from taco_proto.errors import ConfigurationError
 ROUTERS = (
     chat.router,
     completions.router,
+    responses.router,
     models.router,
     health.router,
     tokenize.router,

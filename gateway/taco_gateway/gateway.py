@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Protocol, TypeVar
@@ -17,6 +17,7 @@ from taco_gateway.api_keys.key_ring import ApiKey, KeyRing, keys_from_flags
 from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.http.body_parser_pool import BodyPool
 from taco_gateway.http.body_reader import read_json_bytes
+from taco_gateway.http.sse_chunks import error_frame
 from taco_gateway.http.sse_response import EventStream, until_disconnect
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.protocol.generation_request import GenerationRequest
@@ -250,12 +251,22 @@ class Gateway:
             log.stats, log.model = stats, model or self.model_names[0]
         return stats
 
-    def event_stream(self, frames: AsyncGenerator[bytes, None]) -> EventStream:
+    def event_stream(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        error_frame: Callable[[ApiError], bytes] = error_frame,
+    ) -> EventStream:
+        """The response of a stream.
+
+        Args:
+            error_frame: makes the last frame of a stream that fails.
+        """
         return EventStream(
             frames,
             ping_interval=self.config.ping_interval,
             stall_timeout=self.config.stall_timeout,
             metrics=self.metrics,
+            error_frame=error_frame,
         )
 
     def logprob_formatter(self, request: GenerationRequest) -> LogprobFormatter:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.responses import Response
 
 from support.patience import PATIENCE_SECONDS
 from support.reciting_model import PROMPT_END, make_reciting_checkpoint
@@ -110,6 +111,36 @@ def test_a_stream_has_the_same_parts(client: openai.OpenAI) -> None:
     assert choice.message.tool_calls is not None
     assert calls_of(choice.message) == EXPECTED
     assert choice.finish_reason == "tool_calls"
+
+
+def test_responses_have_the_same_parts(client: openai.OpenAI) -> None:
+    tools: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    body: dict[str, Any] = {"model": NAME, "tools": tools, "temperature": 0, "store": False}
+    history: list[Any] = list(MESSAGES)
+    for _ in range(2):
+        with client.responses.stream(**body, input=history) as stream:
+            deltas = [e.delta for e in stream if e.type == "response.output_text.delta"]
+            streamed = stream.get_final_response()
+        whole = client.responses.create(**body, input=history)
+        assert "".join(deltas) == streamed.output_text == whole.output_text == "Let me see."
+        assert response_parts(streamed) == response_parts(whole) == ["Which city?", *EXPECTED]
+        history += [item.model_dump() for item in whole.output]
+        history += [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "-3"}
+            for item in whole.output
+            if item.type == "function_call"
+        ]
+
+
+def response_parts(response: Response) -> list[Any]:
+    """The reasoning and the calls."""
+    parts: list[Any] = []
+    for item in response.output:
+        if item.type == "reasoning":
+            parts += [part.text for part in item.content or ()]
+        elif item.type == "function_call":
+            parts.append((item.name, item.arguments))
+    return parts
 
 
 def test_a_cut_call_and_one_call(client: openai.OpenAI) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from pydantic import BaseModel
 from taco_gateway.protocol.chat_request import ChatCompletionRequest
 from taco_gateway.protocol.completion_request import CompletionRequest
 from taco_gateway.protocol.generation_request import StreamOptions
+from taco_gateway.protocol.responses_api.rejected_fields import rejected_fields
+from taco_gateway.protocol.responses_api.response_request import ResponsesRequest
 from taco_gateway.protocol.tokenize_requests import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -25,18 +27,27 @@ from taco_gateway.protocol.unsupported_fields import ACCEPTED, PROMPT_FIELDS, RE
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-fields.md"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES = "/v1/responses"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
 # The request schemas of each route: a body is of one of them.
 ROUTES: dict[str, tuple[type[BaseModel], ...]] = {
     CHAT: (ChatCompletionRequest,),
     COMPLETIONS: (CompletionRequest,),
+    RESPONSES: (ResponsesRequest,),
     TOKENIZE: (TokenizeTextRequest, TokenizeChatRequest),
     DETOKENIZE: (DetokenizeRequest,),
 }
 HONOURED, REJECTED_HERE, ACCEPTED_HERE, UNKNOWN = "honoured", "400", "no effect", "unknown"
-_REJECTED_BY = {TOKENIZE: PROMPT_FIELDS}
-_GENERATES = (CHAT, COMPLETIONS)
+# The fields that each route rejects, with the values that request nothing.
+REJECTED_BY: dict[str, Mapping[str, tuple[object, ...]]] = {
+    CHAT: REJECTED,
+    COMPLETIONS: REJECTED,
+    RESPONSES: rejected_fields(ResponsesRequest.model_fields.keys()),
+    TOKENIZE: {name: REJECTED[name] for name in PROMPT_FIELDS},
+    DETOKENIZE: {},
+}
+_GENERATES = (CHAT, COMPLETIONS, RESPONSES)
 _SCHEMAS = [schema for schemas in ROUTES.values() for schema in schemas]
 _PROPERTIES: dict[type[BaseModel], dict[str, Any]] = {
     schema: schema.model_json_schema()["properties"] for schema in _SCHEMAS
@@ -63,7 +74,7 @@ def request_fields() -> list[RequestField]:
     names = {name for schemas in ROUTES.values() for name in _names(schemas)}
     return [
         RequestField(name, _kind(name), {route: _state(name, route) for route in ROUTES})
-        for name in sorted(names | REJECTED.keys() | ACCEPTED.keys())
+        for name in sorted(names.union(ACCEPTED, *REJECTED_BY.values()))
     ]
 
 
@@ -78,7 +89,7 @@ def _names(schemas: tuple[type[BaseModel], ...]) -> Iterator[str]:
 def _state(name: str, route: str) -> str:
     if name in _names(ROUTES[route]):
         return HONOURED
-    if name in (REJECTED if route in _GENERATES else _REJECTED_BY.get(route, ())):
+    if name in REJECTED_BY[route]:
         return REJECTED_HERE
     return ACCEPTED_HERE if route in _GENERATES and name in ACCEPTED else UNKNOWN
 
@@ -110,7 +121,8 @@ def _kind_of(schema: dict[str, Any]) -> str:
     kind = str(schema.get("type", schema.get("description", "")))
     if kind == "array":
         inner = _kind_of(schema["items"])
-        kind = f"list of {inner}s" if inner else "list"
+        plural = inner if inner.endswith("`") else f"{inner}s"
+        kind = f"list of {plural}" if inner else "list"
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None or high is not None:
         kind += f", {'' if low is None else low}…{'' if high is None else high}"
@@ -131,9 +143,9 @@ def fields_page() -> str:
             lines.append(f"| `{field.name}` | {field.kind} | {' | '.join(cells)} |")
     lines += ["", "## Rejected fields", ""]
     lines += [
-        "Chat and completions answer 400 with the `code` `unsupported_parameter`. The values in",
-        "the table request nothing and are accepted. For conversations, `/tokenize` rejects the",
-        "fields that change the prompt: "
+        "Chat, completions and responses answer 400 with the `code` `unsupported_parameter`. The",
+        "values in the table request nothing and are accepted. For conversations, `/tokenize`",
+        "rejects the fields that change the prompt: "
         f"{', '.join(f'`{name}`' for name in sorted(PROMPT_FIELDS))}.",
         "",
         "| field | accepted values |",
@@ -141,8 +153,17 @@ def fields_page() -> str:
     ]
     for field in others:
         if field.name in REJECTED:
-            neutral = [f"`{json.dumps(value)}`" for value in REJECTED[field.name]]
-            lines.append(f"| `{field.name}` | {', '.join(neutral) or 'only null'} |")
+            lines.append(f"| `{field.name}` | {_values(REJECTED[field.name])} |")
+    lines += [
+        "",
+        f"`{RESPONSES}` also rejects these fields, which other routes ignore:",
+        "",
+        "| field | accepted values |",
+        "|---|---|",
+    ]
+    for field in others:
+        if field.name in REJECTED_BY[RESPONSES] and field.name not in REJECTED:
+            lines.append(f"| `{field.name}` | {_values(REJECTED_BY[RESPONSES][field.name])} |")
     lines += [
         "",
         "## Ignored fields",
@@ -154,6 +175,10 @@ def fields_page() -> str:
         if field.name in ACCEPTED:
             lines.append(f"| `{field.name}` | {ACCEPTED[field.name]} |")
     return "\n".join([*lines, ""])
+
+
+def _values(neutral: tuple[object, ...]) -> str:
+    return ", ".join(f"`{json.dumps(value)}`" for value in neutral) or "only null"
 
 
 _SHOWN = {HONOURED: "yes", REJECTED_HERE: "400", ACCEPTED_HERE: "no effect", UNKNOWN: "–"}

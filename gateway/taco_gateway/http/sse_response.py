@@ -1,7 +1,7 @@
 """Streamed and whole answers, cancelled as soon as the client disconnects."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -48,6 +48,7 @@ class EventStream(StreamingResponse):
 
     Args:
         frames: the generator of frames, which is always closed.
+        error_frame: the frame of a failure.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class EventStream(StreamingResponse):
         ping_interval: float,
         stall_timeout: float,
         metrics: GatewayMetrics,
+        error_frame: Callable[[ApiError], bytes] = error_frame,
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(frames, media_type="text/event-stream", headers=headers)
@@ -64,6 +66,7 @@ class EventStream(StreamingResponse):
         self._ping_interval = ping_interval
         self._stall_timeout = stall_timeout
         self._metrics = metrics
+        self._error_frame = error_frame
         self._last_write = monotonic()  # when the latest write began
         self._num_writing = 0
         self._scope: Scope = {}
@@ -126,7 +129,7 @@ class EventStream(StreamingResponse):
         except Exception as error:
             api_error = as_api_error(error)
             note_failure(self._scope, api_error.status, api_error.message)
-            await self._write(error_frame(api_error), send)
+            await self._write(self._error_frame(api_error), send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, body: bytes, send: Send) -> None:

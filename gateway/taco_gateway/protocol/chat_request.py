@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from taco_gateway.protocol.cache_control import check_num_marks
 from taco_gateway.protocol.conversation import Conversation
@@ -14,16 +14,21 @@ from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import ALL_TOKENS, MAX_TOKENS
 
 
-class ChatCompletionRequest(Conversation, CallFields, GenerationRequest):
+class ReasoningFields(BaseModel):
+    """The reasoning of an answer: whether it is in the answer, and its length."""
+
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = Field(
+        default=None, ge=-1, description="tokens of the reasoning; -1: no limit"
+    )
+
+
+class ChatCompletionRequest(ReasoningFields, Conversation, CallFields, GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=ALL_TOKENS)
     # 0 has a meaning for completions only, whose `echo` returns the prompt.
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     echo: bool = False
-    include_reasoning: bool = True
-    thinking_token_budget: int | None = Field(
-        default=None, ge=-1, description="tokens of the reasoning; -1: no limit"
-    )
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatCompletionRequest":

@@ -136,21 +136,13 @@ class ChatMessage(BaseModel):
         return value
 
 
-class Conversation(BaseModel):
-    """The messages of a request, and how a prompt is made of them.
+class TemplateFields(BaseModel):
+    """How a prompt is made of the messages of a request."""
 
-    Raises:
-        InvalidParameterError: the order of the messages is not supported, or fields exclude each
-            other.
-    """
-
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = Field(default=None, max_length=MAX_TEMPLATE_CHARS)
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = Field(default=None, max_length=MAX_EFFORT_CHARS)
-    verbosity: Literal["low", "medium", "high"] | None = None
     documents: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_DOCUMENTS)
 
     @field_validator("chat_template_kwargs", mode="before")
@@ -164,6 +156,19 @@ class Conversation(BaseModel):
         if value:
             bounded_kwargs({"": value}, max_values=MAX_DOCUMENT_VALUES, max_chars=MAX_TEXT_CHARS)
         return value
+
+
+class Conversation(TemplateFields):
+    """The messages of a request, and how a prompt is made of them.
+
+    Raises:
+        InvalidParameterError: the order of the messages is not supported, or fields exclude each
+            other.
+    """
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    reasoning_effort: str | None = Field(default=None, max_length=MAX_EFFORT_CHARS)
+    verbosity: Literal["low", "medium", "high"] | None = None
 
     @model_validator(mode="after")
     def _check_arguments(self) -> "Conversation":

@@ -1,37 +1,23 @@
 """Request fields that chat and completions share: OpenAI's, and vLLM's extensions.
 
-Schemas check types and limits of HTTP; `SamplingParams` checks the ranges of sampling parameters. A
-null field counts as absent. `unsupported_fields` handles fields that are in no schema.
+A null field counts as absent. `unsupported_fields` handles fields that are in no schema.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
-from taco_gateway.protocol.cache_control import PromptCacheFields
 from taco_gateway.protocol.null_fields import NullsAreAbsent, without_nulls
+from taco_gateway.protocol.sampling_fields import SamplingFields
 from taco_gateway.protocol.structured_output_fields import StructuredOutputFields
-from taco_gateway.protocol.token_ids import as_list
 from taco_gateway.protocol.unsupported_fields import REJECTED, check_other_fields
 from taco_proto.errors import InvalidParameterError
 from taco_proto.logits_processors import EXTRA_ARGS
-from taco_proto.requests import LOW_PRIORITY
-from taco_proto.sampling_params import MAX_STOP_STRINGS, MAX_TOKENS, SAMPLING_FIELDS
+from taco_proto.sampling_params import MAX_TOKENS, SAMPLING_FIELDS
 from taco_proto.structured_outputs import PARAM
-
-_TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one form of each number
-MAX_PRIORITY = 2**31 - 1
-_OR_LOW = WithJsonSchema(
-    {
-        "anyOf": [
-            {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
-            {"const": "low"},
-        ]
-    }
-)
 
 
 class StreamOptions(NullsAreAbsent):
@@ -41,13 +27,9 @@ class StreamOptions(NullsAreAbsent):
     continuous_usage_stats: bool = False
 
 
-class GenerationRequest(StructuredOutputFields, PromptCacheFields):
-    """Fields with names of `SamplingParams` go there unchanged; None is the model's default."""
+class GenerationRequest(StructuredOutputFields, SamplingFields):
+    """The fields of chat that completions have too."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-    model: str | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
 
     n: int | None = None
@@ -55,44 +37,11 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    seed: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
-    min_tokens: int | None = None
-    stop: list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
     detokenize: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    logits_processors: list[str] | None = None
-    vllm_xargs: dict[str, Any] | None = None
-
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), _OR_LOW] = 0
-    add_special_tokens: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool = False
-
-    @field_validator("priority", mode="before")
-    @classmethod
-    def _named_priority(cls, value: object) -> object:
-        return LOW_PRIORITY if value == "low" else value
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
@@ -180,31 +129,9 @@ class GenerationRequest(StructuredOutputFields, PromptCacheFields):
             values[EXTRA_ARGS] = self.vllm_xargs
         return values
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _stop_as_list(cls, value: object) -> object:
-        stop = [value] if isinstance(value, str) else value
-        if isinstance(stop, list) and len(stop) > MAX_STOP_STRINGS:
-            raise ValueError(f"takes at most {MAX_STOP_STRINGS} strings, got {len(stop)}")
-        return stop
-
     @field_validator("early_stopping", mode="before")
     @classmethod
     def _one_of_three(cls, value: object) -> object:
         if not isinstance(value, bool) and value != "never":
             raise ValueError('must be true, false or "never"')
         return value
-
-    @field_validator("stop_token_ids", "allowed_token_ids", "logprob_token_ids", mode="before")
-    @classmethod
-    def _token_ids_as_list(cls, value: object) -> object:
-        return as_list(value)
-
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _integer_keys(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        if not all(_TOKEN_ID.fullmatch(key) for key in value):
-            raise ValueError("its keys must be token ids")
-        return {int(token_id): bias for token_id, bias in value.items()}

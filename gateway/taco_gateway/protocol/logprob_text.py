@@ -44,7 +44,12 @@ def chat_json(formatter: LogprobFormatter, rows: Sequence[TokenLogprob]) -> str:
     """The JSON of `ChatLogprobs`."""
     if not has_many(rows):
         return formatter.chat(rows).model_dump_json()
-    return f'{{"content":[{",".join(_chat_rows(formatter, rows))}],"refusal":null}}'
+    return f'{{"content":{entries_json(formatter, rows)},"refusal":null}}'
+
+
+def entries_json(formatter: LogprobFormatter, rows: Sequence[TokenLogprob]) -> str:
+    """The JSON of the entries of `ChatLogprobs`."""
+    return f"[{','.join(_chat_rows(formatter, rows))}]"
 
 
 def completion_json(columns: CompletionLogprobs) -> str:
@@ -101,12 +106,17 @@ class LogprobWriter:
         self.texts: list[tuple[str, bytes]] = []
 
     async def chat(self, rows: Sequence[TokenLogprob]) -> ChatLogprobs:
+        return ChatLogprobs(content=await self.entries(rows))
+
+    async def entries(self, rows: Sequence[TokenLogprob]) -> list[ChatTokenLogprob]:
+        """The entries of tokens in the form of chat."""
         if not has_many(rows):
-            return self._formatter.chat(rows)
-        entry = ChatTokenLogprob(token=_mark(), logprob=0, bytes=None, top_logprobs=[])
-        place = ChatLogprobs(content=[entry])
-        await self._write(place.model_dump_json(), lambda: chat_json(self._formatter, rows))
-        return place
+            return self._formatter.chat(rows).content
+        place = ChatTokenLogprob(token=_mark(), logprob=0, bytes=None, top_logprobs=[])
+        await self._write(
+            place.model_dump_json(), lambda: ",".join(_chat_rows(self._formatter, rows))
+        )
+        return [place]
 
     async def completion(
         self, rows: Iterable[TokenLogprob | None], columns: Callable[[], CompletionLogprobs]

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from taco_gateway.protocol.chat_request import ChatCompletionRequest
 from taco_gateway.protocol.completion_request import CompletionRequest
+from taco_gateway.protocol.responses_api.response_request import ResponsesRequest
 from taco_gateway.protocol.tokenize_requests import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -41,8 +42,9 @@ def _tokenize_request(body: Mapping[str, Any]) -> TokenizeTextRequest | Tokenize
 
 CHAT = RequestSchema("chat", ChatCompletionRequest.from_body)
 COMPLETIONS = RequestSchema("completions", CompletionRequest.from_body)
+RESPONSES = RequestSchema("responses", ResponsesRequest.from_body)
 TOKENIZE = RequestSchema("tokenize", _tokenize_request)
 DETOKENIZE = RequestSchema("detokenize", DetokenizeRequest.from_body)
 REQUEST_SCHEMAS: Mapping[str, RequestSchema[Any]] = {
-    schema.name: schema for schema in (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE)
+    schema.name: schema for schema in (CHAT, COMPLETIONS, RESPONSES, TOKENIZE, DETOKENIZE)
 }

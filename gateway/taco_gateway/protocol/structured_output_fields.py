@@ -15,14 +15,9 @@ _BACKEND = "guided_decoding_backend"
 _PATTERN = "guided_whitespace_pattern"
 
 
-class StructuredOutputFields(BaseModel):
-    """At most one field may constrain the text. An empty value constrains nothing."""
+class ConstraintFields(BaseModel):
+    """vLLM's fields. An empty value constrains nothing."""
 
-    response_format: Any = Field(
-        default=None,
-        description="`text`, `json_object` (may have a `schema`), `json_schema` with `{name, "
-        "schema, strict}`, or `structural_tag`",
-    )
     structured_outputs: Any = Field(
         default=None,
         description="object with one of json, regex, choice, grammar, json_object, structural_tag",
@@ -37,6 +32,16 @@ class StructuredOutputFields(BaseModel):
     guided_decoding_backend: Any = Field(
         default=None,
         description="`auto`, `guidance`, `xgrammar`, `outlines` or `lm-format-enforcer`",
+    )
+
+
+class StructuredOutputFields(ConstraintFields):
+    """At most one field may constrain the text."""
+
+    response_format: Any = Field(
+        default=None,
+        description="`text`, `json_object` (may have a `schema`), `json_schema` with `{name, "
+        "schema, strict}`, or `structural_tag`",
     )
 
     def constraint(self) -> StructuredOutputsParams | None:

@@ -8,7 +8,6 @@ from time import perf_counter
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from taco_gateway.api_keys.key_ring import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
 from taco_gateway.http.sse_chunks import ChatChunkWriter, StreamExtras, StreamHead
 from taco_gateway.protocol.chat_request import ChatCompletionRequest
@@ -16,11 +15,11 @@ from taco_gateway.protocol.logprob_text import LogprobWriter, WrittenAnswer
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.request_schemas import CHAT
 from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, finish_reason
+from taco_gateway.routes.chat_generation import generate_chat
 from taco_gateway.routes.chat_message import answer_message
 from taco_gateway.text.output.token_logprobs import TokenLogprob
 from taco_gateway.text_updates import Choice, Updates
 from taco_gateway.usage_and_latency import RequestStats
-from taco_proto.errors import InvalidParameterError
 
 router = APIRouter()
 
@@ -34,83 +33,13 @@ async def create_chat_completion(request: Request) -> Response:
     gateway.check_model(chat.model, key)
     request_id = f"chatcmpl-{request.state.request_id}"
     with chat.errors_with_client_names():
-        prompt_token_ids, updates = await _generate(gateway, chat, key, request_id)
-    answer = _ChatAnswer(gateway, chat, prompt_token_ids, request_id)
+        generation = await generate_chat(gateway, chat, key, request_id)
+    updates = generation.updates
+    answer = _ChatAnswer(gateway, chat, generation.prompt_token_ids, request_id)
     stats = gateway.request_stats(request, arrival, chat.model, chat.num_choices)
     if chat.stream:
         return gateway.event_stream(answer.chunk_writer().frames(updates, stats))
     return await gateway.answer(request, answer.whole(updates, stats))
-
-
-async def _generate(
-    gateway: Gateway, chat: ChatCompletionRequest, key: ApiKey, request_id: str
-) -> tuple[Sequence[int], Updates]:
-    """The token ids of the prompt, and the updates of the answer."""
-    params = gateway.engine.sampling_params(chat.sampling_values())
-    _check_tools(gateway, chat)
-    gateway.check_chat_template(chat.chat_template)
-    gateway.check_accepting()
-    tools, documents = chat.offered_tools, chat.documents or ()
-    prompt_token_ids = await gateway.engine.encode_chat(
-        chat.template_messages,
-        add_generation_prompt=chat.starts_new_turn,
-        continue_final_message=chat.continue_final_message,
-        add_special_tokens=chat.add_special_tokens,
-        chat_template=chat.chat_template,
-        template_kwargs=chat.template_kwargs,
-        tools=tools,
-        documents=documents,
-        must_fit=chat.truncate_prompt_tokens is None,
-    )
-    wish = chat.wish
-    end_ids = gateway.engine.model_info().eos_token_ids
-    continued = chat.messages[-1].text if chat.continue_final_message else None
-    rules = gateway.formats.rules(prompt_token_ids, wish, end_ids, continued=continued)
-    # Where a call is required, the answer has no content that a constraint could hold for.
-    if wish.requires_call:
-        params = params.with_updates(structured_outputs=None)
-    grammar = await gateway.engine.grammar(params, rules)
-    pins = await gateway.engine.prefix_pins(
-        chat.template_messages,
-        chat.breakpoints,
-        prompt_token_ids,
-        add_special_tokens=chat.add_special_tokens,
-        chat_template=chat.chat_template,
-        template_kwargs=chat.template_kwargs,
-        tools=tools,
-        documents=documents,
-    )
-    updates = gateway.engine.generate(
-        await gateway.engine.checked(prompt_token_ids),
-        gateway.engine_request(chat, key, params, request_id, pins, grammar),
-        parsing=gateway.formats.options(
-            prompt_token_ids,
-            chat.tool_schemas,
-            max_calls=chat.max_calls,
-            skip_special_tokens=params.skip_special_tokens,
-            content_is_constrained=wish.has_constraint,
-            continued=continued,
-        ),
-        client_names=chat.client_names(),
-    )
-    gateway.metrics.observe_params(len(prompt_token_ids), params.n, chat.asked_max_tokens)
-    gateway.log_request(request_id, chat.messages[-1].text, params)
-    return gateway.engine.truncated(prompt_token_ids, params), updates
-
-
-def _check_tools(gateway: Gateway, chat: ChatCompletionRequest) -> None:
-    """Raises:
-    InvalidParameterError: the request has tools, and the server parses no calls.
-    """
-    if not chat.offered_tools or gateway.formats.parses_tools:
-        return
-    name = "functions" if chat.has_old_names else "tools"
-    raise InvalidParameterError(
-        f"{name} are not supported by this server: start it with --enable-auto-tool-choice "
-        "--tool-call-parser NAME.",
-        name,
-        "unsupported_parameter",
-    )
 
 
 class _ChatAnswer:

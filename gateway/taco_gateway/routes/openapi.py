@@ -23,6 +23,8 @@ from taco_gateway.gateway import gateway_of
 from taco_gateway.protocol.chat_request import ChatCompletionRequest
 from taco_gateway.protocol.completion_request import CompletionRequest
 from taco_gateway.protocol.responses import ChatCompletion, Completion
+from taco_gateway.protocol.responses_api.response_object import Response as ResponseObject
+from taco_gateway.protocol.responses_api.response_request import ResponsesRequest
 from taco_gateway.protocol.tokenize_requests import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -36,12 +38,14 @@ router = APIRouter()
 REQUESTS: Mapping[str, tuple[type[BaseModel], ...]] = {
     "/v1/chat/completions": (ChatCompletionRequest,),
     "/v1/completions": (CompletionRequest,),
+    "/v1/responses": (ResponsesRequest,),
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
     "/detokenize": (DetokenizeRequest,),
 }
 ANSWERS: Mapping[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": Completion,
+    "/v1/responses": ResponseObject,
 }
 _REFERENCE = "#/components/schemas/{model}"
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}

@@ -17,6 +17,11 @@ from taco_gateway.routes import metrics
 SPECIFICATION = Path(__file__).with_name("openapi-3.1.schema.json")  # the OpenAPI Initiative's
 DOCUMENTATION = {"/openapi.json", "/docs", "/docs/{name}"}
 USER = {"role": "user", "content": "x"}
+ITEMS = [
+    USER,
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+]
 
 
 def served_routes() -> set[tuple[str, str]]:
@@ -77,6 +82,13 @@ async def test_the_document_tells_which_routes_need_a_key(make_app: AppMaker) ->
         ("/v1/chat/completions", {"messages": [USER]}, True),
         ("/v1/chat/completions", {"messages": []}, False),
         ("/v1/chat/completions", {"messages": [{"role": "root", "content": "x"}]}, False),
+        ("/v1/responses", {"input": "x", "stop": "y", "temperature": None}, True),
+        ("/v1/responses", {"input": ITEMS, "tools": [], "reasoning": {"effort": "low"}}, True),
+        ("/v1/responses", {"input": [{"role": "root", "content": "x"}]}, False),
+        ("/v1/responses", {"input": [{"type": "web_search_call"}]}, False),
+        ("/v1/responses", {"input": 5}, False),
+        ("/v1/responses", {"input": "x", "top_logprobs": 21}, False),
+        ("/v1/responses", {}, False),
         ("/tokenize", {"prompt": "x", "return_token_strs": True}, True),
         ("/tokenize", {"messages": [USER]}, True),
         ("/tokenize", {"prompt": ["x"]}, False),
@@ -104,6 +116,8 @@ async def test_requests_match_the_document(
         ("get", "/version", None),
         ("post", "/v1/completions", {"prompt": "x", "logprobs": 1}),
         ("post", "/v1/chat/completions", {"messages": [USER], "logprobs": True}),
+        ("post", "/v1/responses", {"input": "x"}),
+        ("get", "/v1/responses/{response_id}", None),
         ("post", "/tokenize", {"prompt": "x"}),
         ("post", "/detokenize", {"tokens": [50]}),
         ("post", "/detokenize", {"tokens": 5}),

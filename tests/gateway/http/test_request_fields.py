@@ -1,5 +1,7 @@
 """Each field of each route does what docs/request-fields.md says, on the running application."""
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,9 @@ from support.request_fields import (
     DETOKENIZE,
     HONOURED,
     PAGE,
+    REJECTED_BY,
     REJECTED_HERE,
+    RESPONSES,
     ROUTES,
     TOKENIZE,
     RequestField,
@@ -25,7 +29,6 @@ from support.request_fields import (
 )
 from support.scripted_engine import MODEL_INFO, Step
 from taco_gateway.engine.engine_client import SequenceUpdate
-from taco_gateway.protocol.unsupported_fields import REJECTED
 from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_proto.config import ModelConfig
 from taco_proto.logprobs import LogprobColumns
@@ -40,11 +43,14 @@ TEMPLATE = (
 MINIMAL: dict[str, dict[str, Any]] = {
     CHAT: {"messages": TURNS, "seed": 1},
     COMPLETIONS: {"prompt": "hi", "seed": 1},
+    RESPONSES: {"input": TURNS, "seed": 1},
     TOKENIZE: {"messages": TURNS},
     DETOKENIZE: {"tokens": [5, 6]},
 }
 FUNCTIONS = [{"name": "f"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
+FLAT_TOOLS = [{"type": "function", "name": "f"}]
+LOGPROBS = {"include": ["message.output_text.logprobs"]}
 CALL = '<tool_call>{"name": "f"}</tool_call>'
 ANSWER = f"<think>Hm</think>The fox{CALL}{CALL}"
 CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
@@ -75,16 +81,22 @@ VALUES: dict[str, Any] = {
     "guided_regex": "[ab]",
     "guided_whitespace_pattern": " ?",
     "ignore_eos": True,
+    "include": ["message.output_text.logprobs"],
     "include_reasoning": False,
     "include_stop_str_in_output": True,
+    "input": "bye",
+    "instructions": "calm",
     "length_penalty": 2.0,
     "logit_bias": {"5": 1.0},
     "logprob_token_ids": [50, 51],
     "logits_processors": ["named:Processor"],
     "logprobs": 1,
     "max_completion_tokens": 1,
+    "max_output_tokens": 1,
     "max_tokens": 1,
+    "max_tool_calls": 1,
     "messages": [{"role": "user", "content": "bye"}],
+    "metadata": {"a": "b"},
     "min_p": 0.1,
     "min_tokens": 1,
     "model": "no-such-model",
@@ -97,12 +109,14 @@ VALUES: dict[str, Any] = {
     "prompt_cache_key": "key",
     "prompt_cache_retention": "24h",
     "prompt_logprobs": 0,
+    "reasoning": {"effort": "low"},
     "reasoning_effort": "low",
     "repetition_penalty": 1.5,
     "response_format": {"type": "json_object"},
     "return_token_ids": True,
     "return_token_strs": True,
     "return_tokens_as_token_ids": True,
+    "safety_identifier": "me",
     "seed": 2,
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,
@@ -115,6 +129,7 @@ VALUES: dict[str, Any] = {
     "structured_outputs": {"choice": ["a"]},
     "suffix": "!",
     "temperature": 0.5,
+    "text": {"verbosity": "low"},
     "thinking_token_budget": 1,
     "tokens": [7],
     "tool_choice": "none",
@@ -127,6 +142,7 @@ VALUES: dict[str, Any] = {
     "verbosity": "low",
     "vllm_xargs": {"argument": 1},
     "use_beam_search": True,
+    "user": "me",
 }
 # What must stand beside a field, on a route or on all.
 BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
@@ -144,6 +160,12 @@ BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
     "function_call": {"functions": FUNCTIONS},
     "parallel_tool_calls": {"tools": TOOLS},
     "tool_choice": {"tools": TOOLS},
+    ("parallel_tool_calls", RESPONSES): {"tools": FLAT_TOOLS},
+    ("tool_choice", RESPONSES): {"tools": FLAT_TOOLS},
+    ("top_logprobs", RESPONSES): LOGPROBS,
+    ("logprob_token_ids", RESPONSES): LOGPROBS,
+    ("return_tokens_as_token_ids", RESPONSES): LOGPROBS,
+    ("add_special_tokens", RESPONSES): {"add_special_tokens": True},
     ("echo", CHAT): CONTINUED,
     ("return_tokens_as_token_ids", CHAT): {"logprobs": True},
     ("return_tokens_as_token_ids", COMPLETIONS): {"logprobs": 0},
@@ -152,7 +174,9 @@ BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
 ON_ROUTE: dict[tuple[str, str], Any] = {
     ("logprobs", CHAT): True,
     ("add_special_tokens", TOKENIZE): True,
+    ("tools", RESPONSES): FLAT_TOOLS,
 }
+DIFFERING = ("id", "created", "created_at", "completed_at")
 ANYTHING: list[Any] = ["x", 7, 0.25, True, ["x"], {"x": 1}]
 
 
@@ -173,7 +197,8 @@ def answers(request: GenerateRequest, answer: list[int]) -> list[Step]:
         if sampling.logprobs is not None:
             width = 1 + sampling.logprobs
             count = width * len(ids)
-            rows = LogprobColumns([width] * len(ids), [50] * count, [-1.0] * count, [1] * count)
+            entries = [entry for own in ids for entry in (own, *[50] * sampling.logprobs)]
+            rows = LogprobColumns([width] * len(ids), entries, [-1.0] * count, [1] * count)
         steps.append(SequenceUpdate(index, ids, FinishReason.LENGTH, logprobs=rows))
     return steps
 
@@ -208,12 +233,14 @@ async def outcome(app: App, route: str, body: dict[str, Any]) -> tuple[int, str,
     """The status, the answer but for what differs each time, and what the engine was asked."""
     app.engine.streams.clear()
     response = await app.http.post(route, json=body)
-    text = response.text
+    text = re.sub(r"\b(resp|rs|msg|fc|call)_\w+", r"\1", response.text)
     asked = [replace(request, request_id="", deadline=None) for request in app.engine.requests]
     if response.headers["content-type"] == "application/json":
-        answer = response.json()
-        kept = {name: answer[name] for name in answer if name not in ("id", "created")}
+        answer = json.loads(text)
+        kept = {name: answer[name] for name in answer if name not in DIFFERING}
         return response.status_code, str(kept), asked
+    if route == RESPONSES:
+        return response.status_code, re.sub(r'"(created|completed)_at":\d+', "", text), asked
     return response.status_code, text.split('"choices":', 1)[1], asked
 
 
@@ -230,7 +257,7 @@ async def test_a_field_does_what_the_table_says(app: App, field: RequestField) -
 
 async def check_field(app: App, field: RequestField, route: str) -> None:
     name, state = field.name, field.states[route]
-    body = MINIMAL[route] | BESIDE.get(name, {}) | BESIDE.get((name, route), {})
+    body = MINIMAL[route] | BESIDE.get((name, route), BESIDE.get(name, {}))
     if state == HONOURED:
         if name == "prompt" and route == TOKENIZE:
             body = {"prompt": "hi"}
@@ -243,9 +270,10 @@ async def check_field(app: App, field: RequestField, route: str) -> None:
         return
     body = MINIMAL[route]
     before = await outcome(app, route, body)
-    for value in (*ANYTHING, *REJECTED.get(name, ())):
+    neutral = REJECTED_BY[route].get(name, ())
+    for value in (*ANYTHING, *neutral):
         after = await outcome(app, route, with_field(body, name, value))
-        if state == REJECTED_HERE and value not in REJECTED[name]:
+        if state == REJECTED_HERE and value not in neutral:
             error = (await app.http.post(route, json=with_field(body, name, value))).json()
             assert after[0] == 400
             assert not app.engine.requests
