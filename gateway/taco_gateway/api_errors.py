@@ -37,6 +37,7 @@ _TYPES = {
     504: "timeout_error",
 }
 _CODES = {429: "rate_limit_exceeded"}
+_MODEL_NOT_FOUND = "model_not_found"
 CLIENT_CLOSED_REQUEST = 499  # nginx's number, for metrics and logs: the client is gone
 
 
@@ -144,6 +145,8 @@ def _from_engine(error: EngineError) -> ApiError:
         # Only an operator can fix this: clients must not retry every second.
         headers = {"x-should-retry": "false"}
         return ApiError(error.code, error.message, code=error.reason, headers=headers)
+    if error.code == 404:  # workers with other adapters came after the gateway's own check
+        return ApiError(404, error.message, param="model", code=_MODEL_NOT_FOUND)
     if not error.retry_after:
         return ApiError(error.code, error.message, param=error.param, code=error.reason or None)
     seconds = str(error.retry_after)
@@ -182,4 +185,4 @@ def _http_message(error: HTTPException) -> str:
 
 def model_not_found(name: str) -> ApiError:
     message = f"The model {name[:200]!r} does not exist."
-    return ApiError(404, message, param="model", code="model_not_found")
+    return ApiError(404, message, param="model", code=_MODEL_NOT_FOUND)

@@ -39,8 +39,9 @@ def adapter_of(request: LoRARequest | None, loaded: Mapping[str, str]) -> str:
     check_type(_PARAM, request, LoRARequest)
     name, path = request.lora_name, request.lora_path
     if name not in loaded:
+        names = ", ".join(loaded) or "it has none"
         raise InvalidParameterError(
-            f"the adapter {name!r:.100} is not one of those of lora_modules ({', '.join(loaded)}): "
+            f"the adapter {name!r:.100} is not one of those of lora_modules ({names}): "
             "they are loaded at the start, such as with lora_modules={'sql': 'path/of/adapter'}",
             _PARAM,
         )

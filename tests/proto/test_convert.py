@@ -79,6 +79,7 @@ def joined_sequences(draw: st.DrawFn) -> JoinedSequences:
         num_blocks=_array(blocks),
         block_ids=_array(list(range(sum(blocks)))),
         sampling=tuple(draw(sampling_params(max_tokens=None)) for _ in counts),
+        adapters=draw(st.just(()) | st.tuples(*[st.text(max_size=3)] * len(counts))),
     )
 
 
@@ -230,6 +231,7 @@ def test_model_and_worker_info() -> None:
         "max_logprobs": 20,
         "default_sampling": {"temperature": 0.6},
         "logits_processors": ("a:B", "c:D"),
+        "adapters": ("sql", "org/chat"),
     }
     info = ModelInfo(**common, ready=False, license_problem="expired", draining=True)
     assert convert.model_info_from_pb(convert.model_info_to_pb(info)) == info

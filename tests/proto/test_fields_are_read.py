@@ -26,6 +26,7 @@ ALLOWED = {
     "Build.library": "a public result",
     "GuidedDecodingParams.disable_fallback": "accepted as in vLLM: there is one engine",
     "LinkCounts.num_batches": "tests count how often Redis is asked",
+    "LoRARequest.lora_int_id": "accepted as in vLLM: adapters have names alone",
     "Logprob.decoded_token": "a public result",
     "ProcessorContext.model_directory": "read by an operator's logits processors",
     "SamplingParams.guided_decoding": "becomes `structured_outputs`",

@@ -13,8 +13,8 @@ class EngineError(Exception):
     """A request that failed as a whole.
 
     Attributes:
-        code: HTTP status: 400, 409, 429 (queue full, quota used up), 500, 503 (no engine), 504
-            (deadline passed).
+        code: HTTP status: 400, 404 (no worker has the adapter), 409, 429 (queue full, quota used
+            up), 500, 503 (no engine), 504 (deadline passed).
         message: one sentence for the client.
         retry_after: seconds after which the same request may succeed; 0: unknown.
         reason: machine-readable, such as `LICENSE_INVALID`; empty: `code` says everything.

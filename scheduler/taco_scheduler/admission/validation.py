@@ -83,7 +83,7 @@ def check_config(config: SchedulerConfig) -> None:
 
 
 def check_worker(info: WorkerInfo) -> None:
-    """Raises: InvalidWorkerError: a size is out of range, or the model's name is not printable."""
+    """Raises: InvalidWorkerError: a size is out of range, or a name is invalid or occurs twice."""
     if not info.model.isprintable() or len(info.model) > MAX_MODEL_CHARS:
         raise InvalidWorkerError(
             f"the model's name must be at most {MAX_MODEL_CHARS} printable characters, got "
@@ -109,6 +109,8 @@ def check_worker(info: WorkerInfo) -> None:
                 f"an adapter's name must be 1 to {MAX_MODEL_CHARS} printable characters, got "
                 f"{one_line(name, 100)}"
             )
+    if len(set(info.adapters)) < len(info.adapters):
+        raise InvalidWorkerError("adapters must have different names, got one of them twice")
     ranges = {
         "block_size": (1, 2**16),
         "num_blocks": (1, MAX_BLOCKS),
@@ -175,6 +177,8 @@ def check_message(message: GenerateRequest) -> None:
         raise RejectedError(
             400, f"the tenant's weight must be finite and above 0, got {message.tenant.weight:g}"
         )
+    if len(message.adapter) > MAX_MODEL_CHARS:
+        raise RejectedError(400, f"adapter may have at most {MAX_MODEL_CHARS} characters")
     if len(message.cache_salt) > MAX_SALT_CHARS:
         raise RejectedError(400, f"cache_salt may have at most {MAX_SALT_CHARS} characters")
     if len(message.prompt_cache_key) > MAX_SALT_CHARS:

@@ -326,7 +326,7 @@ class EngineArgs(DeviceArgs):
             texts = getattr(self, name)
             texts = (texts,) if isinstance(texts, str | type) else tuple(texts)
             object.__setattr__(self, name, texts)
-        object.__setattr__(self, "lora_modules", lora_modules.normalized(self.lora_modules))
+        object.__setattr__(self, "lora_modules", lora_modules.as_texts(self.lora_modules))
         self._check_adapters()
         if not isinstance(self.model, str):
             raise ArgumentError(f"model must be a string, got {self.model!r}")
@@ -369,7 +369,10 @@ class EngineArgs(DeviceArgs):
             )
         for name in self.adapters:
             if name in (self.served_model_name or (self.model,)):
-                raise ArgumentError(f"lora_modules has the name of the model, {name!r:.100}")
+                raise ArgumentError(
+                    f"lora_modules has the name of the model, {name!r:.100}: give the adapter or "
+                    "the model (served_model_name) another name"
+                )
 
     @property
     def adapters(self) -> dict[str, str]:

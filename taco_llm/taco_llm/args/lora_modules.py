@@ -10,12 +10,13 @@ _FIELDS = {"name", "path"}
 _UNUSED = {"base_model_name"}  # of vLLM: all adapters are those of the model
 
 
-def normalized(value: object) -> tuple[str, ...]:
+def as_texts(value: object) -> tuple[str, ...]:
     """The adapters as texts NAME=PATH.
 
     Args:
         value: a mapping of names to paths; or one text or mapping of an adapter, or several: texts
-            NAME=PATH, and mappings with `name` and `path` or their JSON, as vLLM takes them.
+            NAME=PATH, and mappings with `name` and `path`, as vLLM takes them. A text may also be
+            the JSON of a mapping.
 
     Raises:
         ArgumentError: it is something else, a name or path is empty, or a name occurs twice.
@@ -41,27 +42,35 @@ def split(module: str) -> tuple[str, str]:
 
 def _pairs(value: object) -> Iterable[tuple[str, str]]:
     if isinstance(value, Mapping) and not value.keys() >= _FIELDS:
-        yield from (_checked(name, path) for name, path in value.items())
+        yield from _by_name(value)
         return
     each: Iterable[Any] = [value] if isinstance(value, str | Mapping) else value  # type: ignore[assignment]
     try:
         modules = list(each)
     except TypeError:
         raise _invalid(value) from None
-    yield from map(_pair, modules)
+    for module in modules:
+        yield from _pairs_of(module)
 
 
-def _pair(module: object) -> tuple[str, str]:
+def _pairs_of(module: object) -> Iterable[tuple[str, str]]:
     if isinstance(module, str) and module.lstrip().startswith("{"):
         try:
             module = json.loads(module)
         except ValueError as error:
             raise ArgumentError(f"lora_modules has {module!r:.200}, no JSON: {error}") from None
     if isinstance(module, str) and "=" in module:
-        return split(module)
-    if isinstance(module, Mapping) and _FIELDS <= module.keys() <= _FIELDS | _UNUSED:
-        return _checked(module["name"], module["path"])
+        return [split(module)]
+    if isinstance(module, Mapping):
+        if _FIELDS <= module.keys() <= _FIELDS | _UNUSED:
+            return [_checked(module["name"], module["path"])]
+        if not module.keys() & _FIELDS:  # a configuration file gives a mapping as one JSON text
+            return _by_name(module)
     raise _invalid(module)
+
+
+def _by_name(paths: Mapping[Any, Any]) -> Iterable[tuple[str, str]]:
+    return [_checked(name, path) for name, path in paths.items()]
 
 
 def _checked(name: object, path: object) -> tuple[str, str]:

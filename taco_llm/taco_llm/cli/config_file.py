@@ -13,7 +13,7 @@ def read_config_file(path: str) -> list[str]:
     """The options of a YAML file as command-line arguments.
 
     `port: 8000` becomes `--port=8000`. true and false turn a switch on and off, a list repeats its
-    flag, and a mapping is passed as JSON.
+    flag, and a mapping is passed as JSON, also in a list.
 
     Raises:
         ConfigurationError: the file cannot be read, or is not a YAML mapping of options.
@@ -40,8 +40,6 @@ def _arguments(name: str, value: Any) -> list[str]:
         return []
     if isinstance(value, bool):
         return [flag if value else "--no-" + flag.removeprefix("--")]
-    if isinstance(value, list):
-        return [f"{flag}={entry}" for entry in value]
-    if isinstance(value, dict):
-        return [f"{flag}={json.dumps(value)}"]
-    return [f"{flag}={value}"]
+    entries = value if isinstance(value, list) else [value]
+    texts = (json.dumps(entry) if isinstance(entry, dict) else entry for entry in entries)
+    return [f"{flag}={text}" for text in texts]

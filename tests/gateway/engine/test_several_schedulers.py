@@ -73,8 +73,10 @@ async def test_requests_go_to_all_and_stats_are_those_of_all(
     addresses: list[str], client: SchedulerClient
 ) -> None:
     workers = [
-        GatedWorker(logits_processors=("a:B", "a:C", "a:D")),
-        GatedWorker(max_model_len=100, logits_processors=("a:D", "a:B")),
+        GatedWorker(logits_processors=("a:B", "a:C", "a:D"), adapters=("sql", "chat", "old")),
+        GatedWorker(
+            max_model_len=100, logits_processors=("a:D", "a:B"), adapters=("new", "chat", "sql")
+        ),
     ]
     async with scheduler(addresses[0], workers[0]) as a, scheduler(addresses[1], workers[1]) as b:
         await until_usable(client, 2)
@@ -86,6 +88,7 @@ async def test_requests_go_to_all_and_stats_are_those_of_all(
         assert info is not None
         assert (info.max_model_len, info.num_blocks, stats.num_blocks) == (128, 128, 128)
         assert set(info.logits_processors) == {"a:B", "a:D"}
+        assert set(info.adapters) == {"sql", "chat"}
         assert stats.prometheus.count(b"# TYPE taco:workers gauge") == 1
         for worker in workers:
             worker.allow(1000)

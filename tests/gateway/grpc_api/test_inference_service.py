@@ -297,6 +297,24 @@ async def test_a_key_brings_its_tenant_and_its_models(
     assert submitted.cache_salt == "a\0"
 
 
+async def test_a_request_names_an_adapter_as_its_model(
+    connect: Connect, tokenizer: Tokenizer
+) -> None:
+    engine, channel = await connect(replay(words(tokenizer, "fox")))
+    engine.info = replace(MODEL_INFO, adapters=("sql",))
+    stub, messages = InferenceStub(channel), [pb.ChatMessage(role="user", content="Hi")]
+    for name, adapter in (("sql", "sql"), (MODEL, ""), ("", "")):
+        async for _ in stub.Complete(pb.CompleteRequest(text="the", model=name)):
+            pass
+        async for _ in stub.Chat(pb.ChatRequest(messages=messages, model=name)):
+            pass
+        assert [request.adapter for request in engine.requests[-2:]] == [adapter, adapter]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async for _ in stub.Complete(pb.CompleteRequest(text="the", model="other")):
+            pass
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
 async def test_a_client_that_disconnects_frees_its_request(
     connect: Connect, tokenizer: Tokenizer
 ) -> None:

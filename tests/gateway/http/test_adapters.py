@@ -9,6 +9,7 @@ import pytest
 from support.gateway_app import MODEL, AppMaker
 from support.scripted_engine import MODEL_INFO, replay
 from taco_gateway.api_keys.key_ring import ApiKey, KeyRing
+from taco_gateway.engine.engine_client import EngineError
 
 INFO = replace(MODEL_INFO, adapters=("sql", "org/chat"))
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -70,10 +71,33 @@ async def test_without_a_worker_adapters_are_unknown_for_now(make_app: AppMaker)
         assert answer.status_code == status
 
 
-async def test_tokenize_accepts_the_name_of_an_adapter(make_app: AppMaker) -> None:
+async def test_an_adapter_that_the_workers_have_lost_is_not_found(make_app: AppMaker) -> None:
+    """The scheduler rejects it: other workers came after the gateway's check."""
+    message = "the workers have not loaded the adapter 'sql'"
+    app = make_app(lambda _: [EngineError(404, message)], info=INFO)
+    answer = await app.http.post("/v1/completions", json={"prompt": "x", "model": "sql"})
+    assert answer.status_code == 404
+    expected = {"message": message, "param": "model", "code": "model_not_found"}
+    assert answer.json()["error"].items() >= expected.items()
+
+
+async def test_beams_and_all_sequences_have_the_adapter(make_app: AppMaker) -> None:
     app = make_app(replay([50]), info=INFO)
-    answer = await app.http.post("/tokenize", json={"prompt": "x", "model": "sql"})
-    assert answer.status_code == 200
+    body = {"prompt": ["x", "y"], "model": "sql", "n": 2, "best_of": 3, "use_beam_search": True}
+    answer = await app.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert [request.adapter for request in app.engine.requests] == ["sql", "sql"]
+
+
+async def test_tokenizing_accepts_the_name_of_an_adapter(make_app: AppMaker) -> None:
+    app = make_app(replay([50]), info=INFO)
+    for path, body in (
+        ("/tokenize", {"prompt": "x"}),
+        ("/tokenize", {"messages": MESSAGES}),
+        ("/detokenize", {"tokens": [50]}),
+    ):
+        answer = await app.http.post(path, json={**body, "model": "sql"})
+        assert answer.status_code == 200, path
 
 
 async def test_a_name_of_the_base_model_stays_its_own(make_app: AppMaker) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from taco_llm.args.engine_args import EngineArgs
-from taco_llm.cli.main import main
+from taco_llm.args.flags import given
+from taco_llm.cli.main import build_parser, main
+from taco_llm.cli.options import collect
 from taco_llm.supervisor.ray_replicas.command_lines import worker_command
 from taco_proto.errors import ArgumentError
 
@@ -17,6 +19,8 @@ from taco_proto.errors import ArgumentError
         {"sql": "org/sql", "chat": Path("org/chat")},
         ["sql=org/sql", "chat=org/chat"],
         ('{"name": "sql", "path": "org/sql"}', "chat=org/chat"),
+        ['{"sql": "org/sql", "chat": "org/chat"}'],
+        [{"sql": "org/sql"}, {"chat": "org/chat"}],
         [
             {"name": "sql", "path": "org/sql", "base_model_name": "base"},
             {"name": "chat", "path": "org/chat"},
@@ -48,6 +52,9 @@ def test_one_adapter_and_none() -> None:
         (7, "give NAME=PATH"),
         ({"sql": 7}, "give NAME=PATH"),
         ([{"name": "sql"}], "give NAME=PATH"),
+        (['{"path": "a"}'], "give NAME=PATH"),
+        (['{"sql": 7}'], "give NAME=PATH"),
+        (["{}x"], "no JSON"),
         ([{"name": "sql", "path": "a", "rank": 3}], "give NAME=PATH"),
         (['{"name": '], "no JSON"),
         (["=a"], "an adapter has a name without"),
@@ -74,6 +81,35 @@ def test_errors_of_the_command_line_name_the_flag(capsys: pytest.CaptureFixture[
     assert "error: --lora-modules and --merge-lora contradict" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "lora-modules: [sql=org/sql, chat=org/chat]",
+        "lora_modules: {sql: org/sql, chat: org/chat}",
+        "lora-modules:\n- {name: sql, path: org/sql}\n- chat=org/chat",
+    ],
+)
+def test_configuration_files_give_all_forms(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    namespace = build_parser().parse_args(["serve", "demo", "--config", str(path)])
+    values = given(EngineArgs, collect(namespace.parser, namespace))
+    assert EngineArgs(**values).adapters == {"sql": "org/sql", "chat": "org/chat"}
+
+
+def test_convert_takes_no_adapters_by_request(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", "demo", "--out", "x", "--lora-modules", "sql=a"])
+    assert "unrecognized arguments: --lora-modules" in capsys.readouterr().err
+
+
+def test_a_draft_model_has_no_adapters() -> None:
+    args = EngineArgs(model="demo", lora_modules=("sql=a",), speculative_model="demo")
+    drafter = args.drafter_config()
+    assert drafter is not None
+    assert drafter.model.lora_modules == ()
+
+
 def test_workers_of_other_nodes_get_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,3 +119,5 @@ def test_workers_of_other_nodes_get_absolute_paths(
     argv = worker_command(EngineArgs(model="demo", lora_modules=modules), "h:1", "w")
     shown = [f"--lora-modules=sql={tmp_path / 'adapter'}", "--lora-modules=chat=org/chat"]
     assert [flag for flag in argv if flag.startswith("--lora-modules")] == shown
+    argv = worker_command(EngineArgs(model="demo", merge_lora="adapter"), "h:1", "w")
+    assert f"--merge-lora={tmp_path / 'adapter'}" in argv

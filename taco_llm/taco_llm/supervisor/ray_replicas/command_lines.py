@@ -61,6 +61,8 @@ def _absolute_paths(args: EngineArgs | DraftWorkerArgs) -> dict[str, Any]:
             changes[item.name] = _absolute(value)
         elif item.name in ("model", "speculative_model") and value != NGRAM:
             changes[item.name] = _portable(value)
+        elif item.name == "merge_lora":
+            changes[item.name] = locate_adapter(value)
         elif item.name == "lora_modules":
             pairs = map(lora_modules.split, value)
             changes[item.name] = tuple(f"{name}={locate_adapter(path)}" for name, path in pairs)

@@ -1,5 +1,5 @@
 // Arguments of LoRA adapters (Hu et al. 2021, "LoRA", section 4.1), which add B (A x) to the sums
-// of a product, each row those of its own adapter. The structs are part of the C ABI.
+// of a product, those of the adapter of each row. The structs are part of the C ABI.
 #pragma once
 
 #include "matmul/matrix.h"
