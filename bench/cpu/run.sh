@@ -35,6 +35,7 @@ if [[ "${1:-}" == --smoke ]]; then
   run kernels.sampling --rounds 1
   run kernels.experts --rounds 1 --model olmoe --rows 1
   run worker.cpu_step --rounds 1
+  run worker.adapter_steps --rounds 2
   run engine.host_work --steps 5 --batch-size 1
   run kernels.trace --decode 1 --steps 1 --out /dev/null
   run engine.speculation excerpts --drafter lookahead --batch-size 1 --pairs 2 --max-tokens 8
@@ -64,6 +65,7 @@ fi
 run kernels.outliers --save
 run worker.cpu_step --save
 run worker.cpu_step --quantization int8 --save
+run worker.adapter_steps --save
 run engine.host_work --served --steps 200 --save
 run kernels.trace --decode 1 8 32 --prefill 128 1024 --steps 9 --out /tmp/taco-trace.json
 run engine.speculation replay --drafter lookahead --batch-size 1 8 --pairs 4 --save speculation_replay

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.comparison import Verdict, verdicts
-from bench.peers.workloads import NUM_ADAPTERS, Length, parse
+from bench.peers.workloads import Length, parse
 from bench.record import INSTRUCTION_SETS, by_isa, read_best
 from bench.report.highlights import highlights_table
 from bench.report.quality import formats_quality_table, int8_choices_table, perplexity_table
@@ -76,6 +76,14 @@ def _share_of_bandwidth(figures: Record) -> str:
     return f"{step:.0f} ms ({bound / step:.0%} of the memory bandwidth)"
 
 
+def _ratio(step: str, case: str) -> Callable[[Record], str]:
+    def show(figures: Record) -> str:
+        found = figures["steps"][step][case]
+        return f"{found['ratio']:.2f} of the time ({found['low']:.2f}–{found['high']:.2f})"
+
+    return show
+
+
 PARTS = (
     Row(
         "scheduler: host work of a decode step, 256 sequences",
@@ -121,6 +129,16 @@ PARTS = (
         "CPU worker: decode step of one sequence, 2 layers of DeepSeek V3's shape",
         "cpu_step_deepseek-v3-2-layers",
         _share_of_bandwidth,
+    ),
+    Row(
+        "CPU worker: decode step of 32 sequences that use four LoRA adapters, against none",
+        "adapter_steps",
+        _ratio("decode, 32 sequences", "four adapters"),
+    ),
+    Row(
+        "CPU worker: 1,024 tokens of a prompt with a LoRA adapter, against none",
+        "adapter_steps",
+        _ratio("prefill, 1024 tokens", "one adapter"),
     ),
     Row(
         "import of the gateway",
@@ -291,19 +309,17 @@ def _peers_row(model: str, verdict: Verdict, shape: str, run: int) -> str:
 def describe(shape: str) -> str:
     """Describes a workload's shape: `32x512+32/16` is 32 requests that share 512 of 544 tokens."""
     workload = parse(shape)
-    prompt, output = _length(workload.prompt), _length(workload.output)
+    prompt, output = _length(workload.prompt), f"{_length(workload.output)} out"
     if workload.json_schema is not None:
-        output += " of JSON"
+        output = f"{_length(workload.output)} of JSON out"
     if workload.has_adapters:
-        output += f", {NUM_ADAPTERS} LoRA adapters"
+        output += ", of LoRA adapters"
     if workload.count == 1:
-        return f"1 stream, {prompt} in / {output} out"
+        return f"1 stream, {prompt} in / {output}"
     if not workload.num_shared:
-        return f"{workload.count} requests, {prompt} in / {output} out"
+        return f"{workload.count} requests, {prompt} in / {output}"
     longest = workload.num_shared + workload.prompt.high
-    return (
-        f"{workload.count} requests, {workload.num_shared} of {longest:,} in shared / {output} out"
-    )
+    return f"{workload.count} requests, {workload.num_shared} of {longest:,} in shared / {output}"
 
 
 def _length(length: Length) -> str:

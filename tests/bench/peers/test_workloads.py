@@ -64,6 +64,13 @@ def test_a_json_shape_is_the_shape_with_a_schema() -> None:
     assert all(each.json_schema is None for each in free)
 
 
+def test_adapters_come_in_turn() -> None:
+    adapted, plain = (parse(text).requests() for text in ("lora:6x8/16", "6x8/16"))
+    assert [each.prompt for each in adapted] == [each.prompt for each in plain]
+    assert [each.adapter for each in adapted] == [0, 1, 2, 3, 0, 1]
+    assert {each.adapter for each in plain} == {None}
+
+
 def test_each_round_has_a_new_shared_prefix() -> None:
     prefixes = {tuple(NAMED["prefix"].requests(round_number)[0].prompt) for round_number in (0, 1)}
     assert len(prefixes) == 2

@@ -119,6 +119,7 @@ def test_an_unknown_table_is_an_error(results: Path) -> None:
         ("64x16-512/16-256", "64 requests, 16–512 in / 16–256 out"),
         ("32x512+32/32", "32 requests, 512 of 544 in shared / 32 out"),
         ("json:32x128/64", "32 requests, 128 in / 64 of JSON out"),
+        ("lora:32x128/64", "32 requests, 128 in / 64 out, of LoRA adapters"),
     ],
 )
 def test_shapes_in_words(shape: str, words: str) -> None:
