@@ -23,6 +23,8 @@ PACKAGES = (
 # CLOCK_BOOTTIME where the time in which a machine sleeps counts; messages carry durations.
 ALLOWED = {
     "gateway/taco_gateway/gateway.py": "`created` of the models that /v1/models lists",
+    "gateway/taco_gateway/protocol/responses_api/response_head.py": "`created_at` of an answer",
+    "gateway/taco_gateway/protocol/responses_api/response_object.py": "`completed_at` of an answer",
     "gateway/taco_gateway/routes/chat.py": "`created` of an answer",
     "gateway/taco_gateway/routes/completions.py": "`created` of an answer",
     "gateway/taco_gateway/text/chat_template/template_process.py": "the date for chat templates",

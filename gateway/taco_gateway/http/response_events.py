@@ -95,7 +95,7 @@ class ResponseEventWriter:
         return (events + self._response_event(self._head.model_copy(update=failure))).encode()
 
     def _opening(self) -> str:
-        """The first events, before which there are none."""
+        """The first events; empty after they were written."""
         if self._num_events:
             return ""
         response = self._head.model_dump_json()

@@ -35,6 +35,16 @@ async def test_requests_name_an_adapter_as_their_model(
     assert {event["model"] for event in events} == {name or MODEL}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_name_an_adapter_as_their_model(make_app: AppMaker, stream: bool) -> None:
+    app = make_app(replay([50]), info=INFO)
+    body = {"input": "x", "model": "sql", "stream": stream}
+    answer = await app.http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert app.engine.streams[-1].request.adapter == "sql"
+    assert '"model":"sql"' in answer.text.replace(" ", "")
+
+
 async def test_models_lists_adapters_behind_the_base_model(make_app: AppMaker) -> None:
     app = make_app(replay([50]), info=INFO)
     cards = (await app.http.get("/v1/models")).json()["data"]

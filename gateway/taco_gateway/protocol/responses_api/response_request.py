@@ -152,7 +152,7 @@ _SHARED = frozenset(
 
 
 def _response_format(text_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The field `response_format` of chat: its schema is in an object of its own."""
+    """The field `response_format` of chat: its schema is in a further object."""
     if text_format is None or text_format["type"] != "json_schema":
         return text_format
     described = {name: value for name, value in text_format.items() if name != "type"}
