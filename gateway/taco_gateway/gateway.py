@@ -118,7 +118,9 @@ class Gateway:
     def system_fingerprint(self) -> str:
         """Changes when the same seed might give other tokens: with the version or the model."""
         model = self.config.model
-        parts = (version("taco-llm"), model.model, model.revision, model.dtype, model.quantization)
+        adapters = model.merge_lora, model.lora_modules
+        weights = model.model, model.revision, model.dtype, model.quantization, *adapters
+        parts = version("taco-llm"), *weights
         return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:10]}"
 
     @property

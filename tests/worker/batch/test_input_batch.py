@@ -256,7 +256,6 @@ def test_clearing_empties_every_slot() -> None:
 
 def test_a_slot_has_the_adapter_of_its_last_sequence() -> None:
     batch = make_batch(adapters=("sql", "chat"))
-    assert batch.has_adapters
     joined = [
         Join(0, [5], [1], adapter="chat"),
         Join(2, [5], [2]),
@@ -264,6 +263,7 @@ def test_a_slot_has_the_adapter_of_its_last_sequence() -> None:
     ]
     batch.apply(make_plan({0: 1}, joined=joined))
     assert batch.adapter_ids[[0, 2, 3]].tolist() == [1, -1, 0]
+    assert [batch.has_adapters(ints(slots)) for slots in ([2], [2, 3], [])] == [False, True, False]
     batch.apply(make_plan({0: 1}, left=[0, 3], joined=[Join(0, [5], [4])]))
     assert batch.adapter_ids[0] == -1
 

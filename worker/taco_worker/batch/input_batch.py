@@ -119,10 +119,9 @@ class InputBatch:
             gives_logprobs=gives_logprobs,
         )
 
-    @property
-    def has_adapters(self) -> bool:
-        """Whether sequences may have an adapter."""
-        return len(self._adapters) > 1
+    def has_adapters(self, slots: IntArray) -> bool:
+        """Whether one of the sequences in these slots has an adapter."""
+        return len(self._adapters) > 1 and bool((self.adapter_ids[slots] != NO_ADAPTER).any())
 
     def clear(self) -> None:
         self.is_occupied[:] = False

@@ -42,7 +42,7 @@ def make_input(
             _node_tokens(rows, ends).astype(np.int64), rows.trees.token_ids
         )
         token_ids[nodes] = node_ids
-    adapter_ids = batch.adapter_ids[slots] if batch.has_adapters else None
+    adapter_ids = batch.adapter_ids[slots] if batch.has_adapters(rows.slots) else None
     return ModelInput(
         token_ids=token_ids,
         positions=positions,

@@ -225,3 +225,12 @@ def test_rejects_numbers_that_are_not_finite(base: Path, tmp_path: Path, value: 
     save_file(tensors, file)
     with pytest.raises(ValueError, match=r"has numbers that are not finite in base_model\.model"):
         load(base, {"one": tmp_path})
+
+
+def test_rejects_factors_that_overflow(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, base)
+    file, settings = tmp_path / "adapter_model.safetensors", tmp_path / "adapter_config.json"
+    save_file({name: tensor * 1e33 for name, tensor in load_file(file).items()}, file)
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "lora_alpha": 9e8}))
+    with pytest.raises(ValueError, match="overflows with its lora_alpha"):
+        load(base, {"one": tmp_path})

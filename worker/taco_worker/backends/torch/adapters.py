@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.lora.factors import Factors
 
 
@@ -21,8 +22,14 @@ class AdapterWeights(nn.Module):
     def __init__(
         self, factors: Sequence[Factors | None], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """`factors`: A [rank, k] and B [n, rank] of each adapter; ranks may differ. None: it adds
-        nothing."""
+        """
+        Args:
+            factors: A [rank, k] and B [n, rank] of each adapter; ranks may differ. None: it adds
+                nothing.
+
+        Raises:
+            ValueError: a number is not finite in `dtype`.
+        """
         super().__init__()
         given = [pair for pair in factors if pair is not None]
         self._rank = max(a.shape[0] for a, _ in given)
@@ -34,6 +41,9 @@ class AdapterWeights(nn.Module):
                 rank = pair[0].shape[0]
                 a[index, :rank] = pair[0]
                 b[:, index, :rank] = pair[1]
+        if not (a.isfinite().all() and b.isfinite().all()):
+            # Zeros of other rows are multiplied with B.
+            raise ValueError(f"a number of a LoRA adapter is too large for {dtype_name(dtype)}")
         self.a = nn.Parameter(a.flatten(0, 1), requires_grad=False)
         self.b = nn.Parameter(b.flatten(1), requires_grad=False)
         numbers = torch.arange(len(factors), dtype=torch.int32, device=device)
@@ -51,5 +61,6 @@ class AdapterWeights(nn.Module):
             [num_rows, n].
         """
         inner = F.linear(x, self.a).unflatten(1, (-1, self._rank))
-        is_own = ids[:, None] == self._numbers
-        return F.linear((inner * is_own[:, :, None]).flatten(1), self.b)
+        is_other = ids[:, None] != self._numbers
+        # Not a product with zeros: what overflows in one adapter would be NaN in the rows of all.
+        return F.linear(inner.masked_fill(is_other[:, :, None], 0).flatten(1), self.b)

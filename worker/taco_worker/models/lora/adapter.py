@@ -146,12 +146,17 @@ def _product(
         if not name.endswith(a_end):
             continue
         b = name.removesuffix(a_end) + b_end
-        shapes = [tensors[one].shape for one in (name, b) if one in tensors]
+        if b not in tensors:
+            raise ValueError(f"{file} has {name:.200} and no {b:.200}")
+        shapes = [tensors[one].shape for one in (name, b)]
         if [len(shape) for shape in shapes] != [2, 2]:
             raise ValueError(f"{file}: {name:.200} and {b:.200} are not two matrices")
         (rank, columns), (rows, b_rank) = shapes
         if rank != b_rank or not rank:
-            raise ValueError(f"{file}: {name:.200} has the rank {rank}, and its B {b_rank}")
+            raise ValueError(
+                f"{file}: {name:.200} has the rank {rank}, and its B {b_rank}: they must be equal "
+                "and at least 1"
+            )
         shape = (columns, rows) if is_embedding else (rows, columns)
         module = _target(file, name.removesuffix(a_end))
         return Product(module, name, b, shape, settings.scale(module, rank), is_embedding)

@@ -63,6 +63,8 @@ def _combined(
                 b = view.apply(b)
         rows = b.new_zeros(num_rows, b.shape[1])
         rows[part.fill.start : part.fill.start + b.shape[0]] = b * part.product.scale
+        if not rows.isfinite().all():
+            raise ValueError(f"{part.product.b} of a LoRA adapter overflows with its lora_alpha")
         all_a.append(a)
         all_b.append(rows)
     return torch.cat(all_a), torch.cat(all_b, dim=1)

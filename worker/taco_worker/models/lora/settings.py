@@ -18,6 +18,7 @@ SETTINGS_FILE = "adapter_config.json"
 _UNSUPPORTED = (
     *("use_dora", "use_qalora", "lora_bias", "target_parameters", "trainable_token_indices"),
     *("layer_replication", "alora_invocation_tokens", "arrow_config", "velora_config"),
+    *("use_bdlora", "kasa_config", "monteclora_config"),
 )
 # Initializations of training that also change the base weights; others are of A and B alone.
 _KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
