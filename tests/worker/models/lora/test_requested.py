@@ -141,7 +141,7 @@ def test_bits_of_a_sequence_do_not_depend_on_others(
     assert all(torch.equal(run(on_one_thread, CHUNKS)[name], together[name]) for name in CHUNKS)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", TYPES)
 def test_sequences_without_an_adapter_have_the_bits_of_the_base_model(
     base: Path, adapters: dict[str, Path], kind: str
 ) -> None:
