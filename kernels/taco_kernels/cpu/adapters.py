@@ -161,11 +161,10 @@ def _packed_b(
     is_used = torch.zeros(num_columns, rank + rank % 2, dtype=torch.bool)
     is_used[order, :rank] = b != 0
     pairs = is_used.view(-1, PANEL, is_used.shape[1] // 2, 2).any(3).any(1)
-    ranges = torch.zeros(pairs.shape[0], 2, dtype=torch.int32)
-    for panel, used in enumerate(pairs):
-        if used.any():
-            found = used.nonzero()[:, 0]
-            ranges[panel] = torch.stack([2 * found[0], 2 * found[-1] + 2])
+    numbers = torch.arange(pairs.shape[1])
+    first = torch.where(pairs, numbers, pairs.shape[1]).amin(1)
+    past = torch.where(pairs, numbers + 1, 0).amax(1)
+    ranges = (2 * torch.stack([first.minimum(past), past], dim=1)).int()
     if dtype == torch.float32:
         ranges = ranges.clamp(max=rank)
     width = max(1, int((ranges[:, 1] - ranges[:, 0]).max()))
