@@ -11,8 +11,8 @@ struct Adapters {
     // [count], in the order of the product's packed columns. A panel has the k of its range alone,
     // from 0 on: B of a fused weight has blocks, and is zero elsewhere.
     const Matrix* b;
-    const int32_t* const*
-        ranges;  // [count], of each panel of b its first k and the k after the last
+    // [count], of each panel of b its first k and the k after the last
+    const int32_t* const* ranges;
 };
 
 // Computes A x of all rows that have an adapter.

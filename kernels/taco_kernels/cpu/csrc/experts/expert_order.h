@@ -10,8 +10,8 @@
 
 namespace TACO_ISA {
 
-// What the threads share of one such product: of experts, or of adapters. A pair is numbered row *
-// top_k + rank.
+// What the threads share of the grouped products of experts, or of adapters. A pair is numbered
+// row * top_k + rank.
 struct ExpertOrder {
     int64_t* num_hit;  // experts that at least one row has chosen; the next arrays are of these
     int32_t* experts;  // [num_hit], ascending
