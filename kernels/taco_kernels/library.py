@@ -57,6 +57,8 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_program_decode": (None, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "taco_norm_rows": (None, [c_void_p, c_void_p]),
     "taco_rotate_rows": (None, [c_void_p, c_void_p]),
+    "taco_convolve": (None, [c_void_p, c_void_p]),
+    "taco_recur": (None, [c_void_p, c_void_p]),
     "taco_map": (None, [c_void_p, c_void_p]),
     "taco_activate_rows": (None, [c_void_p, c_void_p]),
     "taco_apply_row_op": (None, [c_void_p, c_void_p]),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from ctypes import PyDLL, addressof
 
 import torch
+from torch import Tensor
 
 from taco_kernels.cpu.program_structs import Logits, Program, Step
+from taco_kernels.cpu.recurrence_structs import StateRows
 from taco_kernels.cpu.structs import KVCache
 from taco_kernels.cpu.token_masks import NO_MASKS
 from taco_kernels.library import CpuKernels
@@ -30,12 +32,14 @@ class DecodeProgram:
         hidden_size: int,
         rows: DecodeRows,
         scratch: Scratch,
+        state_memory: Tensor | None = None,
     ) -> None:
         """The caller keeps the memory alive that `program` and `cache` point to.
 
         Args:
             quick_lib: the same library; keeps the GIL.
             scratch: may be that of other programs, of which one runs at a time.
+            state_memory: of a program with states; that of a slot is the slot's row.
         """
         self._kernels = kernels
         self._quick_lib = quick_lib
@@ -46,6 +50,11 @@ class DecodeProgram:
         self._step = step = Step(cache=cache, hidden=self._hidden.data_ptr())
         step.token_ids, step.positions = at["token_ids"], at["positions"]
         step.output_rows = at["output_rows"]
+        if state_memory is not None:
+            self._nothing = torch.zeros(rows.max_rows, dtype=torch.int32)
+            slots, nothing = at["slots"], self._nothing.data_ptr()
+            memory = state_memory.data_ptr(), state_memory.shape[1]
+            step.states = StateRows(*memory, slots, slots, nothing, nothing)
         batch = step.batch
         batch.query_start, batch.seq_lens = at["query_start"], at["seq_lens"]
         batch.block_tables = at["block_tables"]

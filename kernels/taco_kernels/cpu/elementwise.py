@@ -26,9 +26,10 @@ FUNCTIONS = {
     "exp2": 19,
     "exp2_for_bf16": 20,
     "silu_for_bf16": 21,
+    "softplus": 22,
 }
 NORM_KINDS = ("rms", "layer")
-_ROW_OPS = ("add", "scale", "cap", "clip", "gate", "xielu")
+_ROW_OPS = ("add", "scale", "cap", "clip", "gate", "xielu", "multiply")
 
 
 def apply_function(kernels: CpuKernels, name: str, x: Tensor) -> Tensor:
@@ -125,6 +126,11 @@ def gate_rows(kernels: CpuKernels, x: Tensor, gate: Tensor) -> None:
 def xielu_rows(kernels: CpuKernels, x: Tensor, weight: Tensor) -> None:
     """x = xIELU(x); weight: float32 [4], as of the reference."""
     _apply(kernels, "xielu", x, 0.0, weight.expand(len(x), 4), 4)
+
+
+def multiply_rows(kernels: CpuKernels, x: Tensor, y: Tensor) -> None:
+    """x *= y"""
+    _apply(kernels, "multiply", x, 0.0, y, x.shape[-1])
 
 
 def _apply(

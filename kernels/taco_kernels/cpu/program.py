@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Array, Structure
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from taco_kernels.cpu.program_structs import (
     Stage,
     Step,
 )
+from taco_kernels.cpu.recurrence_structs import StateRows
 from taco_kernels.cpu.structs import KVCopies
 from taco_kernels.cpu.token_masks import NO_MASKS, MaskColumns
 from taco_kernels.library import CpuKernels, keep_gil
@@ -33,6 +34,15 @@ from taco_kernels.native.memory import Scratch
 
 IntArray = npt.NDArray[np.int32]
 _Struct = TypeVar("_Struct", bound=Structure)
+
+
+class StateColumns(NamedTuple):
+    """Rows of states, int32 [num_seqs] each, as in `taco_kernels.cpu.recurrence.SequenceRows`."""
+
+    rows: IntArray
+    sources: IntArray
+    saved_tokens: IntArray
+    saved_rows: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +111,7 @@ class ProgramRunner:
         self._vocab_size = program.lm_head.n
         self._num_columns = sum(op.out.size for op in ops if OP_KINDS[op.kind] == "input")
         self._step = Step(cache=cache.struct())
+        self._state_memory: Tensor | None = None
         self._logits = Logits()
         self._scratch = Scratch()
 
@@ -119,6 +130,7 @@ class ProgramRunner:
         embeddings: Tensor | None = None,
         columns: Tensor | None = None,
         adapter_ids: IntArray | None = None,
+        states: StateColumns | None = None,
         most_likely: MostLikely | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values to the cache.
@@ -139,6 +151,7 @@ class ProgramRunner:
             embeddings: contiguous float32 [rows, embedding_size].
             columns: contiguous float32 [num_tokens, columns of the op input], if there is one.
             adapter_ids: [num_tokens], the adapter of each token; negative: none.
+            states: the rows of the sequences' states, of a program that has states.
             most_likely: is filled for the outputs. The host works before the step for that, and
                 not between the step and its logits, when the caches hold none of its code.
 
@@ -162,6 +175,8 @@ class ProgramRunner:
         step.embeddings = None if embeddings is None else embeddings.data_ptr()
         step.adapter_ids = None if adapter_ids is None else _address(adapter_ids)
         step.columns = self._checked_columns(columns, token_ids.size)
+        if states is not None:
+            step.states = self._states(states)
         if step.num_kept:
             width = step.num_kept * self._hidden_size
             self.kept_hidden = torch.empty((token_ids.size, width), dtype=torch.float32)
@@ -179,6 +194,10 @@ class ProgramRunner:
             self._call("logits", self._logits)
         return hidden
 
+    def set_states(self, memory: Tensor) -> None:
+        """Keep the states of sequences in contiguous float32 memory [num_rows, size of a row]."""
+        self._state_memory = memory
+
     def decoding(self, rows: DecodeRows) -> DecodeProgram:
         """The program that runs decode steps of `rows`.
 
@@ -195,6 +214,7 @@ class ProgramRunner:
             self._hidden_size,
             rows,
             self._scratch,
+            self._state_memory,
         )
 
     def compute_logits(self, hidden: Tensor, masks: MaskColumns | None = None) -> Tensor:
@@ -241,6 +261,11 @@ class ProgramRunner:
         self._kept_layers = np.array(layers, dtype=np.int32)
         self._step.num_kept = len(layers)
         self._step.kept_layers = _address(self._kept_layers)
+
+    def _states(self, states: StateColumns) -> StateRows:
+        assert self._state_memory is not None
+        memory = self._state_memory
+        return StateRows(memory.data_ptr(), memory.shape[1], *map(_address, states))
 
     def _checked_columns(self, columns: Tensor | None, num_tokens: int) -> int | None:
         wanted = [num_tokens, self._num_columns]

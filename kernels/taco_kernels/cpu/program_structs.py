@@ -7,6 +7,7 @@ from ctypes import Structure, c_bool, c_float, c_int32, c_int64, c_void_p
 from torch import Tensor
 
 from taco_kernels.cpu.packed_matrix import SOURCE_DTYPES
+from taco_kernels.cpu.recurrence_structs import Convolution, Recurrence, StateRows
 from taco_kernels.cpu.structs import (
     Adapters,
     Attention,
@@ -45,6 +46,9 @@ OP_KINDS = (
     "head_copy",
     "input",
     "xielu",
+    "multiply",
+    "convolve",
+    "recur",
 )
 MAX_BUFFERS = 64  # csrc/program/scratch.h
 
@@ -110,6 +114,11 @@ class Op(Structure):
         ("x_stride", c_int64),
         ("out_stride", c_int64),
         ("order", ColumnOrder),
+        ("convolution", Convolution),
+        ("recurrence", Recurrence),
+        ("value", Columns),
+        ("decay", Columns),
+        ("beta", Columns),
     )
 
 
@@ -152,6 +161,7 @@ class Step(Structure):
         ("copies", KVCopies),
         ("columns", c_void_p),
         ("adapter_ids", c_void_p),
+        ("states", StateRows),
     )
 
 

@@ -1,4 +1,4 @@
-"""Reference of sums, factors, caps and gates, computed in float32 for any dtype."""
+"""Reference of sums, products, factors, caps and gates, computed in float32 for any dtype."""
 
 import torch
 from torch import Tensor
@@ -36,6 +36,11 @@ def xielu(x: Tensor, weight: Tensor) -> Tensor:
     below = (beta + negative) * (torch.expm1(torch.minimum(numbers, eps)) - numbers)
     curved = torch.where(numbers > 0, positive * numbers * numbers, below)
     return (curved + beta * numbers).to(x.dtype)
+
+
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    """x * y"""
+    return (x.float() * y.float()).to(x.dtype)
 
 
 def gate(x: Tensor, gate: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sums, factors, caps and gates of rows, in place: one launch each.
+"""Sums, products, factors, caps and gates of rows, in place: one launch each.
 
 Reference: `taco_kernels.reference.elementwise`.
 """
@@ -53,6 +53,11 @@ def xielu(x: Tensor, weight: Tensor) -> None:
         )
     _check(x)
     _run(x, "xielu", 0.0, weight, 0)
+
+
+def multiply(x: Tensor, y: Tensor) -> None:
+    """x *= y; y as x."""
+    _launch(x, "multiply", 0.0, y, x.shape[-1])
 
 
 def gate(x: Tensor, gate: Tensor) -> None:
@@ -131,6 +136,8 @@ def _row_kernel(
     other += token * other_token
     if KIND == "add":
         numbers += number * tl.load(other + columns, mask=mask, other=0.0).to(tl.float32)
+    elif KIND == "multiply":
+        numbers *= tl.load(other + columns, mask=mask, other=0.0).to(tl.float32)
     elif KIND == "scale":
         numbers *= number
     elif KIND == "cap":

@@ -16,13 +16,14 @@ from taco_kernels.cpu.elementwise import (
     cap_rows,
     clip_rows,
     gate_rows,
+    multiply_rows,
     scale_rows,
     xielu_rows,
 )
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference import elementwise as reference
 
-KINDS = ("add", "scale", "cap", "clip", "gate", "shared gate", "xielu")
+KINDS = ("add", "multiply", "scale", "cap", "clip", "gate", "shared gate", "xielu")
 # The last is eps, which is near 0 in published models.
 XIELU = torch.tensor([0.7, 0.4, 0.5, -0.2])
 
@@ -41,6 +42,7 @@ def operation(
     gate = y[:, :1] if kind == "shared gate" else y
     return {
         "add": (lambda k, x: add_rows(k, x, y, number), lambda x: reference.add(x, y, number)),
+        "multiply": (lambda k, x: multiply_rows(k, x, y), lambda x: reference.multiply(x, y)),
         "scale": (lambda k, x: scale_rows(k, x, number), lambda x: reference.scale(x, number)),
         "cap": (lambda k, x: cap_rows(k, x, number), lambda x: reference.cap(x, number)),
         "clip": (lambda k, x: clip_rows(k, x, number), lambda x: reference.clip(x, number)),

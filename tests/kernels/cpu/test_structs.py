@@ -5,13 +5,13 @@ import subprocess
 from pathlib import Path
 
 from taco_kernels import build
-from taco_kernels.cpu import program_structs, structs
+from taco_kernels.cpu import program_structs, recurrence_structs, structs
 
 
 def python_structs() -> dict[str, type[ctypes.Structure]]:
     return {
         name: struct
-        for module in (structs, program_structs)
+        for module in (structs, program_structs, recurrence_structs)
         for name, struct in vars(module).items()
         if isinstance(struct, type)
         and issubclass(struct, ctypes.Structure)

@@ -94,7 +94,7 @@ def test_silu_of_rounded_products(cpu_kernels: CpuKernels) -> None:
     assert (value[far] >= 1e-36 * x[far].double()).all()
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in POWERS])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in (*POWERS, "softplus")])
 def test_limits(cpu_kernels: CpuKernels, name: str) -> None:
     x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0])
     value = apply_function(cpu_kernels, name, x)
@@ -124,3 +124,19 @@ def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
         apply_function(cpu_kernels, "sin", torch.zeros(3))
     with pytest.raises(ValueError, match="float32"):
         apply_function(cpu_kernels, "exp", torch.zeros(3, dtype=torch.float64))
+
+
+def test_softplus(cpu_kernels: CpuKernels) -> None:
+    x = floats_of_all_sizes()
+    value = apply_function(cpu_kernels, "softplus", x).double()
+    wide = x.double()
+    expected = wide.clamp(min=0) + torch.log1p(torch.exp(-wide.abs()))
+    error = (value - expected).abs()
+    assert (error <= 3e-7 * expected)[wide >= -86].all()
+    assert (error <= 2 * SMALLEST)[wide < -87.5].all()
+    limits = apply_function(
+        cpu_kernels, "softplus", torch.tensor([torch.nan, torch.inf, -torch.inf])
+    )
+    assert limits[0].isnan()
+    assert limits[1] == torch.inf
+    assert limits[2] == 0

@@ -1,4 +1,4 @@
-"""Sums, factors, caps and gates against their references."""
+"""Sums, products, factors, caps and gates against their references."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float16: {"atol": 1e-5, "rtol": 2e-3},
     torch.bfloat16: {"atol": 1e-5, "rtol": 2e-2},
 }
-KINDS = ("add", "scale", "cap", "clip", "gate", "shared gate", "xielu")
+KINDS = ("add", "multiply", "scale", "cap", "clip", "gate", "shared gate", "xielu")
 
 
 def _operands(kind: str, num_rows: int, size: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -28,6 +28,7 @@ def _operands(kind: str, num_rows: int, size: int, dtype: torch.dtype) -> tuple[
     y = (torch.randn(num_rows, size + 3) * 2).to(dtype)[:, :size]
     return {
         "add": (y, 0.22),
+        "multiply": (y,),
         "scale": (0.4,),
         "cap": (3.0,),
         "clip": (0.7,),

@@ -96,6 +96,12 @@ TACO_API void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopie
 TACO_API int64_t taco_attention_workspace(TacoPool* pool, const Attention* attention);
 TACO_API void taco_attend(TacoPool* pool, const Attention* attention);
 
+// Convolutions and linear recurrences over sequences (recurrence/recurrence_args.h).
+struct Convolution;
+struct Recurrence;
+TACO_API void taco_convolve(TacoPool* pool, const Convolution* convolution);
+TACO_API void taco_recur(TacoPool* pool, const Recurrence* recurrence);
+
 // `*_bytes` functions return it if they run out of memory. Allocating it always fails.
 constexpr int64_t TOO_MANY_BYTES = int64_t(1) << 62;
 

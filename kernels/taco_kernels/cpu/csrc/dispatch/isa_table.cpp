@@ -20,6 +20,7 @@ const Kernels& kernels() {
         add_elementwise(made);
         add_sampling(made);
         add_program(made);
+        add_recurrence(made);
         return made;
     }();
     return table;

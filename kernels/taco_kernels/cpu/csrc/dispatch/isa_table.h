@@ -16,5 +16,6 @@ void add_attention(Kernels& table);
 void add_elementwise(Kernels& table);
 void add_sampling(Kernels& table);
 void add_program(Kernels& table);
+void add_recurrence(Kernels& table);
 
 }  // namespace TACO_ISA

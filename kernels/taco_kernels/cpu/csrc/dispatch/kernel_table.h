@@ -11,6 +11,7 @@
 #include "experts/expert_args.h"
 #include "matmul/matrix.h"
 #include "program/program_args.h"
+#include "recurrence/recurrence_args.h"
 #include "runtime/parallel.h"
 #include "sampling/sampling_args.h"
 #include "sampling/token_masks.h"
@@ -69,6 +70,8 @@ struct Kernels {
     // Bytes that `attend` needs at Attention::workspace. Ignores the pointers and the strides.
     int64_t (*attention_workspace)(const Attention&, int num_threads);
     void (*attend)(Thread&, const Attention&);
+    void (*convolve)(Thread&, const Convolution&);
+    void (*recur)(Thread&, const Recurrence&);
     void (*norm_rows)(Thread&, const NormRows&);
     void (*rotate_rows)(Thread&, const RotaryRows&);
     void (*map)(Thread&, const Mapped&);

@@ -41,6 +41,7 @@ inline F32 apply(Function function, F32 x) {
         case Function::exp2: return exp2(x);
         case Function::exp2_for_bf16: return exp2_for_bf16(x);
         case Function::silu_for_bf16: return silu_for_bf16(x);
+        case Function::softplus: return softplus(x);
         default: return activate(x, Activation(int32_t(function)));
     }
 }

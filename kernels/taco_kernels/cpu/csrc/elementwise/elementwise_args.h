@@ -54,6 +54,7 @@ enum class Function : int32_t {
     exp2,
     exp2_for_bf16,
     silu_for_bf16,
+    softplus,
 };
 
 struct Mapped {
@@ -74,10 +75,10 @@ struct ActivatedRows {
     int64_t out_stride;
 };
 
-enum class RowOpKind : int32_t { add, scale, cap, clip, gate, xielu };
+enum class RowOpKind : int32_t { add, scale, cap, clip, gate, xielu, multiply };
 
 // x += number * y, x *= number, x = number * tanh(x / number), x within [-number, number],
-// x *= sigmoid(y), xIELU of x with the four numbers y.
+// x *= sigmoid(y), xIELU of x with the four numbers y, x *= y.
 struct RowOp {
     RowOpKind kind;
     float number;

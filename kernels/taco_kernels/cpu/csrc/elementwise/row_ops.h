@@ -1,4 +1,4 @@
-// Sums, factors, caps, gates and a learned activation of one row, in place.
+// Sums, products, factors, caps, gates and a learned activation of one row, in place.
 #pragma once
 
 #include "elementwise/elementwise_args.h"
@@ -11,6 +11,13 @@ namespace TACO_ISA {
 inline void add_row(float* x, const float* y, int64_t size, float factor = 1) {
     map_row(size, x, [=](int64_t i, int64_t count) {
         return fma(load_lanes(y + i, count), set1(factor), load_lanes(x + i, count));
+    });
+}
+
+// x *= y
+inline void multiply_row(float* x, const float* y, int64_t size) {
+    map_row(size, x, [=](int64_t i, int64_t count) {
+        return mul(load_lanes(x + i, count), load_lanes(y + i, count));
     });
 }
 
@@ -64,6 +71,7 @@ inline void run_row_op(const RowOp& op, int64_t row) {
         case RowOpKind::clip: return clip_row(x, op.size, op.number);
         case RowOpKind::gate: return gate_row(x, y, op.size, op.other_size);
         case RowOpKind::xielu: return xielu_row(x, op.size, y);
+        case RowOpKind::multiply: return multiply_row(x, y, op.size);
     }
 }
 

@@ -8,6 +8,7 @@
 #include "experts/adapter_args.h"
 #include "experts/expert_args.h"
 #include "matmul/matrix.h"
+#include "recurrence/recurrence_args.h"
 
 // Rows of an embedding table as the checkpoint stores them; read in place, never copied as a whole.
 struct Table {
@@ -55,6 +56,9 @@ enum class OpKind : int32_t {
     head_copy = 19,
     input = 20,
     xielu = 21,
+    multiply = 22,
+    convolve = 23,
+    recur = 24,
 };
 
 // One op. x and y are inputs, out is the output; the comments name the fields that each kind reads.
@@ -108,6 +112,11 @@ struct Op {
     int64_t num_heads, x_stride, out_stride;
     // norm, encode: of int8 operands, that of the matrices which multiply them.
     ColumnOrder order;
+    // convolve, recur: of the step's sequences; the step sets the columns and the batch, except for
+    // its `start`. recur: x are the queries, y the keys.
+    Convolution convolution;
+    Recurrence recurrence;
+    Columns value, decay, beta;
 };
 
 // Consecutive ops that run chunk by chunk, or one op over all rows.
@@ -147,6 +156,7 @@ struct Step {
     KVCopies copies;             // in each layer, after the step's own tokens were written
     const float* columns;        // [num_tokens, columns of the op input], or null
     const int32_t* adapter_ids;  // [num_tokens], negative: none; null: no token has an adapter
+    StateRows states;            // of programs with convolutions or recurrences
 };
 
 // Logits of hidden states that a step returned.

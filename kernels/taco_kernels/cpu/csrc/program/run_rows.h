@@ -45,7 +45,8 @@ constexpr bool works_by_row(OpKind kind) {
         case OpKind::keep:
         case OpKind::head_copy:
         case OpKind::input:
-        case OpKind::xielu: return true;
+        case OpKind::xielu:
+        case OpKind::multiply: return true;
         default: return false;
     }
 }
@@ -147,6 +148,8 @@ private:
             case OpKind::head_copy: return copy_heads(op, row);
             case OpKind::input: return take_input(op, row);
             case OpKind::xielu: return xielu_row(floats_of(op.x, row), op.x.size, op.weight);
+            case OpKind::multiply:
+                return multiply_row(floats_of(op.x, row), floats_of(op.y, row), op.x.size);
             default: return;
         }
     }

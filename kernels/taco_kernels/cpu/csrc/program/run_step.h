@@ -120,6 +120,8 @@ private:
         switch (op.kind) {
             case OpKind::write_kv: return write_kv(op);
             case OpKind::attend: return attend(op);
+            case OpKind::convolve: return convolve(op);
+            case OpKind::recur: return recur(op);
             case OpKind::restrict_rows: return restrict_rows(op);
             default: return;
         }
@@ -152,6 +154,35 @@ private:
         }
         attention.workspace = scratch_.workspace;
         kernels().attend(thread_, attention);
+    }
+
+    void convolve(const Op& op) {
+        Convolution convolution = op.convolution;
+        convolution.x = columns_of(op.x);
+        convolution.out = columns_of(op.out);
+        convolution.batch = states_of(op.convolution.batch);
+        kernels().convolve(thread_, convolution);
+    }
+
+    void recur(const Op& op) {
+        Recurrence recurrence = op.recurrence;
+        recurrence.query = columns_of(op.x);
+        recurrence.key = columns_of(op.y);
+        recurrence.value = columns_of(op.value);
+        recurrence.decay = columns_of(op.decay);
+        if (op.beta.buffer >= 0) recurrence.beta = columns_of(op.beta);
+        recurrence.out = columns_of(op.out);
+        recurrence.batch = states_of(op.recurrence.batch);
+        kernels().recur(thread_, recurrence);
+    }
+
+    TokenColumns columns_of(const Columns& columns) const {
+        const RowBuffer& buffer = buffers_[columns.buffer];
+        return {buffer.floats(0) + columns.start, buffer.float_stride()};
+    }
+
+    StateBatch states_of(const StateBatch& of_op) const {
+        return {step_.batch.num_seqs, step_.batch.query_start, step_.states, of_op.start};
     }
 
     // Reduces the step to the output rows.
