@@ -311,7 +311,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., announced: _Optional[_Union[StepAnnounced, _Mapping]] = ..., grammar_ready: _Optional[_Union[GrammarReady, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license", "max_num_batched_tokens", "needs_history", "max_forced_tokens", "logits_processors", "adapters")
+    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license", "max_num_batched_tokens", "needs_history", "max_forced_tokens", "logits_processors", "adapters", "is_recurrent", "num_state_snapshots")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +340,8 @@ class WorkerHello(_message.Message):
     MAX_FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGITS_PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    IS_RECURRENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATE_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     model: str
@@ -361,7 +363,9 @@ class WorkerHello(_message.Message):
     max_forced_tokens: int
     logits_processors: _containers.RepeatedScalarFieldContainer[str]
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ..., max_num_batched_tokens: _Optional[int] = ..., needs_history: _Optional[bool] = ..., max_forced_tokens: _Optional[int] = ..., logits_processors: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    is_recurrent: bool
+    num_state_snapshots: int
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ..., max_num_batched_tokens: _Optional[int] = ..., needs_history: _Optional[bool] = ..., max_forced_tokens: _Optional[int] = ..., logits_processors: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[str]] = ..., is_recurrent: _Optional[bool] = ..., num_state_snapshots: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("license",)
@@ -486,7 +490,7 @@ class SamplingColumns(_message.Message):
     def __init__(self, presence_penalty: _Optional[_Iterable[float]] = ..., frequency_penalty: _Optional[_Iterable[float]] = ..., repetition_penalty: _Optional[_Iterable[float]] = ..., temperature: _Optional[_Iterable[float]] = ..., top_p: _Optional[_Iterable[float]] = ..., top_k: _Optional[_Iterable[int]] = ..., min_p: _Optional[_Iterable[float]] = ..., seed: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[_Iterable[bool]] = ..., min_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[int]] = ..., no_repeat_ngram_size: _Optional[_Iterable[int]] = ..., num_stop_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logit_bias: _Optional[_Iterable[int]] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., num_allowed_token_ids: _Optional[_Iterable[int]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_words: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ..., num_logits_processors: _Optional[_Iterable[int]] = ..., logits_processors: _Optional[_Iterable[str]] = ..., extra_args: _Optional[_Iterable[str]] = ..., num_logprob_token_ids: _Optional[_Iterable[int]] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ..., use_beam_search: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class JoinedSequences(_message.Message):
-    __slots__ = ("slots", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "token_ids", "num_omitted_tokens", "num_blocks", "block_ids", "sampling", "cache_salts", "grammar_hashes", "adapters")
+    __slots__ = ("slots", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "token_ids", "num_omitted_tokens", "num_blocks", "block_ids", "sampling", "cache_salts", "grammar_hashes", "adapters", "state_snapshots")
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -499,6 +503,7 @@ class JoinedSequences(_message.Message):
     CACHE_SALTS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_HASHES_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     slots: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -511,7 +516,8 @@ class JoinedSequences(_message.Message):
     cache_salts: _containers.RepeatedScalarFieldContainer[str]
     grammar_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, slots: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., num_omitted_tokens: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., cache_salts: _Optional[_Iterable[str]] = ..., grammar_hashes: _Optional[_Iterable[bytes]] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    state_snapshots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., num_omitted_tokens: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., cache_salts: _Optional[_Iterable[str]] = ..., grammar_hashes: _Optional[_Iterable[bytes]] = ..., adapters: _Optional[_Iterable[str]] = ..., state_snapshots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlannedDrafts(_message.Message):
     __slots__ = ("slots", "num_tokens", "num_drafts", "token_ids")
@@ -538,7 +544,7 @@ class BlockCopies(_message.Message):
     def __init__(self, offload_sources: _Optional[_Iterable[int]] = ..., offload_targets: _Optional[_Iterable[int]] = ..., load_sources: _Optional[_Iterable[int]] = ..., load_targets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step_id", "left_slots", "joined", "appended_slots", "appended_blocks", "slots", "num_tokens", "max_drafts", "drafts", "copies", "is_announced")
+    __slots__ = ("epoch", "step_id", "left_slots", "joined", "appended_slots", "appended_blocks", "slots", "num_tokens", "max_drafts", "drafts", "copies", "is_announced", "saved_slots", "saved_positions", "saved_snapshots")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -551,6 +557,9 @@ class StepPlan(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     IS_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     left_slots: _containers.RepeatedScalarFieldContainer[int]
@@ -563,7 +572,10 @@ class StepPlan(_message.Message):
     drafts: PlannedDrafts
     copies: BlockCopies
     is_announced: bool
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., left_slots: _Optional[_Iterable[int]] = ..., joined: _Optional[_Union[JoinedSequences, _Mapping]] = ..., appended_slots: _Optional[_Iterable[int]] = ..., appended_blocks: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Union[PlannedDrafts, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., is_announced: _Optional[bool] = ...) -> None: ...
+    saved_slots: _containers.RepeatedScalarFieldContainer[int]
+    saved_positions: _containers.RepeatedScalarFieldContainer[int]
+    saved_snapshots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., left_slots: _Optional[_Iterable[int]] = ..., joined: _Optional[_Union[JoinedSequences, _Mapping]] = ..., appended_slots: _Optional[_Iterable[int]] = ..., appended_blocks: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Union[PlannedDrafts, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., is_announced: _Optional[bool] = ..., saved_slots: _Optional[_Iterable[int]] = ..., saved_positions: _Optional[_Iterable[int]] = ..., saved_snapshots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepOutput(_message.Message):
     __slots__ = ("epoch", "step_id", "slots", "token_ids", "logprobs", "prompt_logprob_slots", "prompt_logprob_positions", "prompt_logprobs", "error", "num_tokens", "num_drafts", "num_invalid_drafts", "row_error_slots", "row_error_codes", "row_error_messages")

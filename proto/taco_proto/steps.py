@@ -34,6 +34,10 @@ class WorkerInfo:
         needs_history: it reads all tokens of every sequence, including those in cached blocks.
         logits_processors: names of the processors that it has loaded.
         adapters: names of the LoRA adapters that it has loaded.
+        is_recurrent: a sequence has recurrent states in addition to its KV, and no KV block holds
+            them. So a sequence begins at position 0 or continues from a state snapshot.
+        num_state_snapshots: state snapshots that it stores; 0: a recurrent worker has no prefix
+            cache.
     """
 
     name: str
@@ -56,6 +60,8 @@ class WorkerInfo:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     logits_processors: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    is_recurrent: bool = False
+    num_state_snapshots: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,9 @@ class JoinedSequences:
     `grammar_hashes` names the grammar of a sequence, which the worker has reported as ready before
     a step samples the sequence; an empty entry: free text; no entries: all texts are free. An entry
     of `adapters` names the LoRA adapter of a sequence; an empty entry: the base model; no entries:
-    all sequences use it.
+    all sequences use it. An entry of `state_snapshots` is the snapshot that holds the recurrent
+    state after `num_computed_tokens` tokens; -1: the sequence begins at position 0; no entries: all
+    sequences of a recurrent worker begin there.
     """
 
     slots: IntArray
@@ -87,6 +95,7 @@ class JoinedSequences:
     grammar_hashes: tuple[bytes, ...] = ()
     adapters: tuple[str, ...] = ()
     num_omitted_tokens: IntArray = field(default_factory=lambda: EMPTY)
+    state_snapshots: IntArray = field(default_factory=lambda: EMPTY)
 
     @property
     def first_tokens(self) -> IntArray:
@@ -136,6 +145,11 @@ class StepPlan:
     `max_drafts` says of each row how many draft tokens it may verify beside its own, within its
     blocks; empty: none. How many tokens such a row gives only its output tells, so that where a row
     stands is the worker's knowledge: a later plan may run it while its length is not known here.
+
+    While the step runs, a recurrent worker stores the state of the sequence in `saved_slots[i]`,
+    after its first `saved_positions[i]` tokens, in the snapshot `saved_snapshots[i]`. The row of
+    that slot computes the token before this position. A slot has at most one entry, and a snapshot
+    that a joining sequence of the same plan continues from has none.
     """
 
     epoch: int
@@ -149,6 +163,9 @@ class StepPlan:
     max_drafts: IntArray = field(default_factory=lambda: EMPTY)  # one entry a row
     drafts: PlannedDrafts | None = None
     copies: BlockCopies | None = None
+    saved_slots: IntArray = field(default_factory=lambda: EMPTY)
+    saved_positions: IntArray = field(default_factory=lambda: EMPTY)
+    saved_snapshots: IntArray = field(default_factory=lambda: EMPTY)
     is_announced: bool = (
         False  # a poison-request suspect is in it: the worker announces the step before it begins
     )

@@ -1,5 +1,6 @@
 """Everything that crosses a process boundary survives the round trip through its message."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ extra_args = st.dictionaries(
 )
 
 
-def _array(values: list[int]) -> np.ndarray:
+def _array(values: Sequence[int]) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
@@ -80,6 +81,9 @@ def joined_sequences(draw: st.DrawFn) -> JoinedSequences:
         block_ids=_array(list(range(sum(blocks)))),
         sampling=tuple(draw(sampling_params(max_tokens=None)) for _ in counts),
         adapters=draw(st.just(()) | st.tuples(*[st.text(max_size=3)] * len(counts))),
+        state_snapshots=draw(
+            st.just(EMPTY) | st.tuples(*[st.integers(-1, 9)] * len(counts)).map(_array)
+        ),
     )
 
 
@@ -177,6 +181,7 @@ def test_arguments_that_are_no_small_object_are_rejected(text: str) -> None:
 def test_step_plan(data: st.DataObject) -> None:
     slots = data.draw(st.lists(small, max_size=8))
     ones = data.draw(st.booleans())
+    saved = data.draw(st.lists(st.integers(0, 9), max_size=2))
     plan = StepPlan(
         epoch=3,
         step_id=2**40,
@@ -186,6 +191,9 @@ def test_step_plan(data: st.DataObject) -> None:
         joined=data.draw(st.none() | joined_sequences()),
         appended_slots=_array([1, 1]),
         appended_blocks=_array([7, 9]),
+        saved_slots=_array(saved),
+        saved_positions=_array([16 * (slot + 1) for slot in saved]),
+        saved_snapshots=_array([slot + 2 for slot in saved]),
         is_announced=data.draw(st.booleans()),
     )
     wire = convert.step_plan_to_pb(plan).SerializeToString()
@@ -243,6 +251,8 @@ def test_model_and_worker_info() -> None:
         max_num_batched_tokens=64,
         needs_history=True,
         license=unlicensed,
+        is_recurrent=True,
+        num_state_snapshots=12,
     )
     assert convert.worker_info_from_pb(convert.worker_info_to_pb(worker)) == worker
 

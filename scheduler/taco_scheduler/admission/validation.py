@@ -23,6 +23,8 @@ MAX_ENTRIES = 1024  # of the lists in a worker's description
 MAX_SALT_CHARS = 4096
 # What all workers must have loaded.
 _LOADED = ("logits_processors", "adapters")
+# What workers cannot do with recurrent states, which neither roll back nor go to a tier.
+_NOT_RECURRENT = ("max_draft_tokens", "max_forced_tokens", "num_host_blocks", "num_disk_blocks")
 
 
 class InvalidWorkerError(ValueError):
@@ -121,12 +123,19 @@ def check_worker(info: WorkerInfo) -> None:
         "num_host_blocks": (0, MAX_BLOCKS),
         "num_disk_blocks": (0, MAX_BLOCKS),
         "max_forced_tokens": (0, MAX_SPECULATIVE_TOKENS),
+        "num_state_snapshots": (0, MAX_BLOCKS),
     }
     for name, (low, high) in ranges.items():
         if not low <= getattr(info, name) <= high:
             raise InvalidWorkerError(
                 f"{name} must be between {low} and {high}, got {getattr(info, name)}"
             )
+    if info.is_recurrent:
+        for name in _NOT_RECURRENT:
+            if getattr(info, name):
+                raise InvalidWorkerError(
+                    f"{name} must be 0 for a recurrent model, got {getattr(info, name)}"
+                )
 
 
 def check_same_model(info: WorkerInfo, other: WorkerInfo) -> None:

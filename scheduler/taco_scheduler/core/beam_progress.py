@@ -4,7 +4,9 @@ Each beam is a sequence. It is held after each step, until the candidates of all
 request have come. Then the search chooses the next beams:
 
 - A beam that continues with the token that the worker sampled runs on.
-- With another token, it joins the batch again, with its slot and its blocks.
+- With another token, it joins the batch again, with its slot and its blocks. A recurrent worker
+  has no snapshot of its state: there it waits in the queue, and computes the tokens behind its last
+  snapshot again.
 - A second continuation of a beam is a fork: a new sequence, which finds the full blocks in the
   prefix cache and computes the tail again.
 - A beam without a continuation ends, and its slot and blocks are freed.
@@ -141,11 +143,13 @@ class BeamProgress:
         candidates = _candidates(sequence)
         sequence.candidates = None
         sequence.tokens.append(beam.token_id)
+        is_sampled = beam.token_id == candidates.sampled
         if sequence.status is Status.RUNNING:
-            is_sampled = beam.token_id == candidates.sampled
-            self._worker.batch.continue_beam(sequence, joins_again=not is_sampled)
-        else:
-            self._waiting.push(sequence)
+            if is_sampled or not self._worker.info.is_recurrent:
+                self._worker.batch.continue_beam(sequence, joins_again=not is_sampled)
+                return
+            self._worker.release(sequence)
+        self._waiting.push(sequence)
 
     # --------------------------------------------------------------------- end
 

@@ -15,8 +15,13 @@ class PendingPrefixes:
     each place where prompts differ.
     """
 
-    def __init__(self, block_bytes: int, block_size: int) -> None:
-        """`block_bytes`: size of the packed token ids of one block of `block_size` tokens."""
+    def __init__(self, block_bytes: int, block_size: int, *, is_recurrent: bool = False) -> None:
+        """
+        Args:
+            block_bytes: size of the packed token ids of one block of `block_size` tokens.
+            is_recurrent: the worker saves states only where prompts end and where they differ.
+        """
+        self._is_recurrent = is_recurrent
         self._block_bytes = block_bytes
         self._block_size = block_size
         self._roots: dict[CacheNamespace, _Run] = {}
@@ -73,7 +78,8 @@ class PendingPrefixes:
     def num_common_tokens(self, sequence: Sequence) -> int:
         """The longest prefix, in tokens of whole blocks, that a sequence shares with one here.
 
-        At least one token of the sequence is left to compute.
+        At least one token of the sequence is left to compute. With a recurrent model, the prefix
+        ends where the state will be saved.
         """
         key = sequence.pack()
         num_readable = (len(sequence.tokens) - 1) // self._block_size
@@ -84,8 +90,9 @@ class PendingPrefixes:
             if child is None:
                 break
             num_bytes = self._num_common_bytes(child, key, position)
-            position += num_bytes
-            node = child if num_bytes == len(child.key) else None
+            is_whole = num_bytes == len(child.key)
+            position += num_bytes if is_whole or not self._is_recurrent else 0
+            node = child if is_whole else None
         return min(position // self._block_bytes, num_readable) * self._block_size
 
     def _child(self, node: "_Run", key: bytes, position: int) -> "_Run | None":

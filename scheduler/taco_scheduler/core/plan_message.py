@@ -6,7 +6,8 @@
 import numpy as np
 
 from taco_proto.steps import EMPTY, BlockCopies, IntArray, JoinedSequences, PlannedDrafts, StepPlan
-from taco_scheduler.core.step_rows import StepRows
+from taco_scheduler.core.step_rows import NOTHING_SAVED, SavedStates, StepRows
+from taco_scheduler.kv.sequence_states import NO_SNAPSHOT
 from taco_scheduler.state.batch import Batch
 from taco_scheduler.state.in_flight import InFlightStep
 from taco_scheduler.state.sequence import Sequence
@@ -24,6 +25,7 @@ def make_plan(
     is_announced: bool = False,
     drafts: PlannedDrafts | None = None,
     copies: BlockCopies | None = None,
+    saved: SavedStates = NOTHING_SAVED,
     needs_history: bool = False,
 ) -> tuple[StepPlan, InFlightStep]:
     """Make the plan of a step, and the record that its output is checked against.
@@ -34,6 +36,7 @@ def make_plan(
     Args:
         runs_alone: no other step is in flight.
         is_announced: the worker announces the step before it begins, to help find a poison request.
+        saved: the states that a recurrent worker saves in the step.
         needs_history: the worker reads all tokens of joining sequences, also of cached blocks.
     """
     num_decodes = len(rows.decode_slots)
@@ -80,6 +83,9 @@ def make_plan(
         max_drafts=max_drafts,
         drafts=drafts,
         copies=copies,
+        saved_slots=saved.slots,
+        saved_positions=saved.positions,
+        saved_snapshots=saved.snapshots,
         is_announced=is_announced,
     )
     generations = batch.slot_generation[slots]
@@ -138,7 +144,15 @@ def _joined(batch: Batch, sequences: list[Sequence], needs_history: bool) -> Joi
         cache_salts=_salts(sequences),
         grammar_hashes=_grammar_hashes(sequences),
         adapters=_adapters(sequences),
+        state_snapshots=_state_snapshots(sequences),
     )
+
+
+def _state_snapshots(sequences: list[Sequence]) -> IntArray:
+    """The snapshots that sequences of a recurrent worker continue from; empty: none does."""
+    states = [s.table.states for s in sequences if s.table is not None]
+    snapshots = [NO_SNAPSHOT if each is None else each.joined_from for each in states]
+    return EMPTY if max(snapshots) == NO_SNAPSHOT else np.array(snapshots, np.int32)
 
 
 def _grammar_hashes(sequences: list[Sequence]) -> tuple[bytes, ...]:

@@ -67,7 +67,9 @@ class Replica:
             sampling_gates=(self.grammars,),
             detects_stalls=detects_stalls,
         )
-        self._pending_prefixes = PendingPrefixes(self.worker.blocks.block_bytes, info.block_size)
+        self._pending_prefixes = PendingPrefixes(
+            self.worker.blocks.block_bytes, info.block_size, is_recurrent=info.is_recurrent
+        )
 
     # ------------------------------------------------------------------- state
 
@@ -87,6 +89,10 @@ class Replica:
     @property
     def num_pinned_blocks(self) -> int:
         return self.worker.blocks.num_pinned_blocks
+
+    @property
+    def num_used_snapshots(self) -> int:
+        return self.worker.blocks.num_used_snapshots
 
     @property
     def is_draining(self) -> bool:

@@ -91,8 +91,7 @@ class Policy:
         # Running sequences get the blocks that a preemption freed, before waiting ones.
         if not (has_preempted and rows):
             budget = self._admission.admit_waiting(rows, budget)
-        if rows.cut_chunk is not None:
-            rows.chunk_tokens[rows.cut_chunk] += budget
+        self._chunks.use_rest(rows, budget)
         if len(rows.decode_slots):
             if wanted_drafts is not None:
                 rows.max_drafts = self._allow_drafts(rows, wanted_drafts)

@@ -16,11 +16,13 @@ from taco_scheduler.core.prompt_progress import PromptProgress
 from taco_scheduler.core.request_registry import RequestRegistry
 from taco_scheduler.core.scheduling_policy import Policy
 from taco_scheduler.core.slot_admission import SlotAdmission
-from taco_scheduler.core.step_rows import StepRows
+from taco_scheduler.core.state_saves import StateSaves
+from taco_scheduler.core.step_rows import NOTHING_SAVED, StepRows
 from taco_scheduler.core.stop import StopChecker
 from taco_scheduler.faults.row_errors import end_failed_sequences
 from taco_scheduler.faults.worker_loss import StallDetector
 from taco_scheduler.kv.block_table import BlockTable
+from taco_scheduler.kv.recurrent_block_manager import RecurrentBlockManager
 from taco_scheduler.queue.gate import Gate
 from taco_scheduler.queue.prompt_delay import PromptDelay
 from taco_scheduler.queue.waiting_queue import WaitingQueue
@@ -85,6 +87,9 @@ class StepLoop:
         self._disk_prefetch = DiskPrefetch(worker.blocks)
         self._prompt_delay = PromptDelay(config.prompt_delay_factor, worker.batch)
         self._prompt_progress = PromptProgress(worker, waiting, counters)
+        self._state_saves: StateSaves | None = None
+        if isinstance(worker.blocks, RecurrentBlockManager):
+            self._state_saves = StateSaves(worker.batch, worker.blocks)
         self._stall_detector = StallDetector(config.step_timeout, is_enabled=detects_stalls)
         self._last_output_at = 0.0
         preemption = Preemption(worker, waiting, counters, swaps=config.swaps_preempted)
@@ -178,6 +183,7 @@ class StepLoop:
             is_announced=self._runs_suspected_request(rows),
             drafts=client.planned(rows.decode_slots, rows.max_drafts),
             copies=worker.blocks.take_copies(step_id),
+            saved=self._state_saves.plan(rows, step_id) if self._state_saves else NOTHING_SAVED,
             needs_history=worker.info.needs_history,
         )
         worker.in_flight.steps.append(step)
@@ -222,9 +228,11 @@ class StepLoop:
             self._requests.fair_share.charge_prompt(
                 request.share, request.num_prompt_tokens, sequence.num_cached_tokens
             )
-        if self._config.enable_prefix_caching and not sequence.computes_prompt_logprobs:
+        if self._worker.blocks.enable_prefix_caching and not sequence.computes_prompt_logprobs:
             self._counters.prefix_cache_queries += len(sequence.tokens)
             self._counters.prefix_cache_hits += table.num_cached_tokens
+        if self._state_saves is not None:
+            self._state_saves.begin(sequence, table)
         if request.search is not None:
             num_end_tokens = self.stops.num_end_tokens(request)
             request.search.num_candidates = request.search.width + num_end_tokens

@@ -1,9 +1,21 @@
 """The rows of one step: filled by the policy, sent as a plan message."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from taco_proto.steps import EMPTY, IntArray
 from taco_scheduler.state.sequence import Sequence
+
+
+class SavedStates(NamedTuple):
+    """The states that a step saves, one entry each; see `StepPlan`."""
+
+    slots: IntArray
+    positions: IntArray
+    snapshots: IntArray
+
+
+NOTHING_SAVED = SavedStates(EMPTY, EMPTY, EMPTY)
 
 
 @dataclass(slots=True)

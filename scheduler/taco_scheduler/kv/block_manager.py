@@ -96,6 +96,11 @@ class BlockManager:
         return self._pins.num_blocks
 
     @property
+    def num_used_snapshots(self) -> int:
+        """State snapshots that are not free."""
+        return self._tree.snapshots.num_used
+
+    @property
     def num_used_host_blocks(self) -> int:
         return 0 if self._host is None else self._host.num_used
 

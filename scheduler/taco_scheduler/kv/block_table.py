@@ -6,6 +6,7 @@ from taco_scheduler.kv.block_ids import BlockIds
 from taco_scheduler.kv.disk_transfers import PrefixSave
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.radix_node import Node
+from taco_scheduler.kv.sequence_states import SequenceStates
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +25,7 @@ class BlockTable:
         sealed: a failed step removed a part of the prefix: no more blocks of this table are cached.
         is_discarded: its cached blocks are discarded on release, unless others use them.
         save: the prefix that the disk tier writes; None before the first block is computed.
+        states: its state snapshots; None: the worker is not recurrent, or has no prefix cache.
     """
 
     blocks: BlockIds
@@ -34,3 +36,4 @@ class BlockTable:
     sealed: bool = False
     is_discarded: bool = False
     save: PrefixSave | None = None
+    states: SequenceStates | None = None

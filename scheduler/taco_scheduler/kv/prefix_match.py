@@ -50,6 +50,26 @@ def match_prefix(
     return PrefixMatch(namespace, node, num_node_blocks, blocks, num_host_blocks, num_evictable)
 
 
+def up_to_snapshot(match: PrefixMatch) -> PrefixMatch:
+    """The beginning of a match on the device, up to its deepest state snapshot."""
+    node, num_node_blocks, num_blocks = match.node, match.num_node_blocks, len(match.blocks)
+    while node is not None and node.parent is not None:
+        last = max((index for index in node.snapshots if index <= num_node_blocks), default=0)
+        num_blocks -= num_node_blocks - last
+        num_node_blocks = last
+        if last:
+            break
+        node = node.parent
+        num_node_blocks = node.num_blocks
+    num_evictable = 0
+    for each in () if node is None else node.path_up():
+        if each.lock_count == 0:
+            num_evictable += num_node_blocks if each is node else each.num_blocks
+    return PrefixMatch(
+        match.namespace, node, num_node_blocks, match.blocks[:num_blocks], 0, num_evictable
+    )
+
+
 def path_of(root: Root | None, key: bytes, block_bytes: int) -> list[tuple[Node, int]]:
     """Find the nodes along a prefix in every tier; returns each with its blocks in the prefix.
 

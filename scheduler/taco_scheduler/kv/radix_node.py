@@ -23,6 +23,8 @@ class Node:
         children: by the packed token ids of their first block, in which siblings differ.
         lock_count: pins at this node or its descendants; only an unlocked node can be evicted.
         num_uses: how often it was locked, counted up to `offload_min_uses`.
+        snapshots: state snapshots at ends of its blocks; keyed by the blocks of the run up to
+            there, from 1. Empty if the worker is not recurrent.
         step_id: the step that fills the device blocks; None once it has succeeded.
     """
 
@@ -35,6 +37,7 @@ class Node:
         "num_below",
         "num_uses",
         "parent",
+        "snapshots",
         "step_id",
     )
 
@@ -49,6 +52,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.lock_count = 0
         self.num_uses = 0
+        self.snapshots: dict[int, int] = {}
         self.step_id = step_id
 
     @property
@@ -78,8 +82,33 @@ class Node:
         self.blocks = self.blocks[count:]
         self.num_below -= upper.num_below
         self.host_blocks = self.host_blocks[count:]
+        if self.snapshots:
+            upper.snapshots = {i: s for i, s in self.snapshots.items() if i <= count}
+            self.snapshots = {i - count: s for i, s in self.snapshots.items() if i > count}
         upper.children[bytes(self.key[:block_bytes])] = self
         return upper
+
+    def absorb(self, ancestors: "list[Node]", block_bytes: int) -> None:
+        """Prepend the runs of ancestors, in their order; these leave the tree.
+
+        Each of them has one child, the next one. Host blocks are not merged.
+        """
+        runs = [*ancestors, self]
+        parent = runs[0].parent
+        assert parent is not None
+        snapshots: dict[int, int] = {}
+        blocks = block_ids()
+        for run in runs:
+            if run.snapshots:
+                snapshots |= {len(blocks) + i: s for i, s in run.snapshots.items()}
+            blocks += run.blocks
+        self.key = memoryview(b"".join([run.key for run in runs]))
+        self.blocks = blocks
+        self.snapshots = snapshots
+        self.parent = parent
+        parent.children[bytes(self.key[:block_bytes])] = self
+        for run in ancestors:
+            run.parent = None
 
 
 class Root(Node):
@@ -119,10 +148,13 @@ class CachedPrefix:
     Attributes:
         match: the part in the radix tree.
         read_keys: keys of the blocks behind it that were read from disk.
+        num_kv_blocks: with a recurrent model, cached blocks of the sequence's tokens, including
+            those behind the last state snapshot, which are not in `match`.
     """
 
     match: PrefixMatch
     read_keys: list[bytes]
+    num_kv_blocks: int = 0
 
     @property
     def num_blocks(self) -> int:

@@ -15,6 +15,7 @@ from taco_scheduler.kv.host_offload import HostOffload
 from taco_scheduler.kv.host_transfers import HostTransfers
 from taco_scheduler.kv.prefix_match import match_prefix, path_of
 from taco_scheduler.kv.radix_node import Node, PrefixMatch, Root
+from taco_scheduler.kv.state_snapshots import StateSnapshots
 
 NOT_SENT = sys.maxsize  # in place of a step id: the loads are not sent with a step yet
 
@@ -34,6 +35,7 @@ class RadixTree:
         num_evictable: device blocks of unlocked nodes.
         num_withdrawals: calls of `withdraw` so far.
         host_cache: the host tier's part of the tree; None if there is no host tier.
+        snapshots: the state snapshots at positions of the tree.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class RadixTree:
         self.num_evictable = 0
         self.num_withdrawals = 0
         self.block_bytes = block_bytes
+        self.snapshots = StateSnapshots(0)
         self._host = host
         self.host_cache = HostOffload(host, offload_min_uses, self._cut) if host else None
         self._num_counted_uses = offload_min_uses
@@ -193,12 +196,9 @@ class RadixTree:
             evicted += leaf.blocks[first:]
             if self.host_cache is not None:
                 self.host_cache.offload(leaf, first)
-            elif first > 0:
-                del leaf.blocks[first:]
-                # A view: a long leaf that loses one block at a time is not copied each time.
-                leaf.key = leaf.key[: first * self.block_bytes]
             else:
-                self._cut(leaf, 0)
+                del leaf.blocks[first:]
+                self._cut(leaf, first)
             if first == 0:
                 del self._lru[leaf]
         self.num_evictable -= len(evicted)
@@ -290,9 +290,12 @@ class RadixTree:
                 self.host_cache.forget(node)
             elif node.num_below == 0:
                 self.host_cache.offloaded.pop(node, None)
+        if node.snapshots:
+            self.snapshots.free(node, num_kept)
         if num_kept == 0:
             self._unlink(node)
             node.parent = None
+        # A view: a long leaf that loses one block at a time is not copied each time.
         node.key = node.key[: num_kept * self.block_bytes]
 
     def _num_common_blocks(self, node: Node, key: bytes, position: int) -> int:
@@ -326,6 +329,8 @@ class RadixTree:
             self._lru.pop(node, None)
         if self.host_cache is not None:
             self.host_cache.note_split(upper, node)
+        if upper.snapshots:
+            self.snapshots.note_moved(upper)
         if node.step_id is not None:
             self._unconfirmed[node.step_id].append(upper)
         return upper
@@ -358,19 +363,13 @@ class RadixTree:
             parent = parent.parent
         if parent is None or not absorbed:
             return
-        runs = [*absorbed, node]
         if self.host_cache is not None:
-            node.host_blocks = self.host_cache.join(runs)
-        node.key = memoryview(b"".join([run.key for run in runs]))
-        blocks = block_ids()
-        for run in runs:
-            blocks += run.blocks
-        node.blocks = blocks
-        node.parent = parent
-        parent.children[self._first_block(node)] = node
+            node.host_blocks = self.host_cache.join([*absorbed, node])
+        node.absorb(absorbed, self.block_bytes)
         for run in absorbed:
             self._lru.pop(run, None)
-            run.parent = None
+        if node.snapshots:
+            self.snapshots.note_moved(node)
 
     def _first_block(self, node: Node) -> bytes:
         return bytes(node.key[: self.block_bytes])
@@ -393,6 +392,8 @@ class RadixTree:
             node = pending.pop()
             removed.add(node)
             pending += node.children.values()
+            if node.snapshots:
+                self.snapshots.free(node)
             if self.host_cache is not None:
                 self.host_cache.forget(node)
             if node.lock_count == 0 and node.blocks:

@@ -94,6 +94,10 @@ class EngineCollector(Collector):
             "load": ("Estimated work of the worker, in prompt tokens.", lambda r: r.load),
             "kv_usage": ("Used share of the worker's KV blocks, 0 to 1.", lambda r: r.kv_usage),
             "pinned_blocks": ("Pinned KV blocks of the worker.", lambda r: r.num_pinned_blocks),
+            "state_snapshots": (
+                "Recurrent states of sequences that the worker has saved.",
+                lambda r: r.num_used_snapshots,
+            ),
             "licensed": (
                 "1 if the worker may take new requests, else 0.",
                 lambda r: float(r.license.is_valid),

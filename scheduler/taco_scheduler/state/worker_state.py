@@ -8,10 +8,34 @@ from collections.abc import Iterator
 from taco_proto.config import SchedulerConfig
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.kv.block_manager import BlockManager
+from taco_scheduler.kv.recurrent_block_manager import RecurrentBlockManager
 from taco_scheduler.state.batch import Batch
 from taco_scheduler.state.batch_limits import batch_limits
 from taco_scheduler.state.in_flight import InFlight, InFlightStep
 from taco_scheduler.state.sequence import Sequence
+
+
+def _new_blocks(info: WorkerInfo, config: SchedulerConfig) -> BlockManager:
+    if info.is_recurrent and info.num_state_snapshots and config.enable_prefix_caching:
+        return RecurrentBlockManager(
+            info.num_blocks,
+            info.block_size,
+            info.num_state_snapshots,
+            max_cached_device_blocks=config.max_cached_device_blocks,
+            max_pinned_share=config.max_pinned_share,
+            log_hit_counts=config.log_hit_counts,
+        )
+    return BlockManager(
+        info.num_blocks,
+        info.block_size,
+        enable_prefix_caching=config.enable_prefix_caching and not info.is_recurrent,
+        num_host_blocks=info.num_host_blocks,
+        num_disk_blocks=info.num_disk_blocks,
+        offload_min_accesses=config.offload_min_accesses,
+        max_cached_device_blocks=config.max_cached_device_blocks,
+        max_pinned_share=config.max_pinned_share,
+        log_hit_counts=config.log_hit_counts,
+    )
 
 
 class WorkerState:
@@ -26,17 +50,7 @@ class WorkerState:
         self.info = info
         self.limits = batch_limits(info, config)
         self.batch = Batch(self.limits.max_num_seqs)
-        self.blocks = BlockManager(
-            info.num_blocks,
-            info.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-            num_host_blocks=info.num_host_blocks,
-            num_disk_blocks=info.num_disk_blocks,
-            offload_min_accesses=config.offload_min_accesses,
-            max_cached_device_blocks=config.max_cached_device_blocks,
-            max_pinned_share=config.max_pinned_share,
-            log_hit_counts=config.log_hit_counts,
-        )
+        self.blocks = _new_blocks(info, config)
         self.in_flight = InFlight()
         self.preempted: dict[int, Sequence] = {}
 
