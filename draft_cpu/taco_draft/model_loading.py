@@ -20,6 +20,7 @@ from taco_worker.devices.transfers import Transfers
 from taco_worker.memory.kv_sizing import size_kv_cache
 from taco_worker.models.checkpoint import find_checkpoint
 from taco_worker.models.step_model import StepModel, describe
+from taco_worker.recurrent_limits import check_draft_plan
 
 logger = logging.getLogger("taco.draft-worker")
 
@@ -62,6 +63,7 @@ def _load(config: DrafterConfig) -> DraftModel:
             model = _load_for_ipex(as_worker, transfers)
         case unknown:
             raise ValueError(f"unknown draft_backend {unknown!r}; known: kernels, ipex")
+    check_draft_plan(model.plan)
     max_model_len, num_blocks = size_kv_cache(as_worker, model, transfers)
     block_size = as_worker.block_size
     model.allocate_kv(num_blocks, block_size, max_model_len)

@@ -15,6 +15,9 @@ from support.plans import ints
 from taco_proto.steps import IntArray
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.models.step_model import InputEmbeddings, ModelInput, StepModel
+from taco_worker.models.step_states import NO_STATE, StepStates
+
+_MAX_STATES = 32  # sequences of a model that has recurrent states
 
 
 def make_metadata(
@@ -78,9 +81,12 @@ class PagedRunner:
         self._adapters = adapters
         longest = min(num_blocks * block_size, model.plan.max_position_embeddings)
         model.allocate_kv(num_blocks, block_size, longest)
+        if model.plan.states:
+            model.allocate_states(_MAX_STATES)
         self._free_blocks = random.Random(seed).sample(range(num_blocks), num_blocks)
         self._block_tables: dict[str, list[int]] = {}
         self._seq_lens: dict[str, int] = {}
+        self._states: dict[str, int] = {}  # rows of the sequences that have begun
 
     def step(
         self,
@@ -143,5 +149,13 @@ class PagedRunner:
             embeddings=embeddings,
             rope_positions=rope_positions,
             adapter_ids=adapter_ids,
+            states=self._step_states([*chunks]) if self._model.plan.states else None,
         )
         return self._model.compute_logits(self._model.forward(inputs))
+
+    def _step_states(self, names: Sequence[str]) -> StepStates:
+        sources = [self._states.get(name, NO_STATE) for name in names]
+        for name in names:
+            self._states.setdefault(name, len(self._states))
+        rows, nothing = [self._states[name] for name in names], [0] * len(names)
+        return StepStates(ints(rows), ints(sources), ints(nothing), ints(nothing))

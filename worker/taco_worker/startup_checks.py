@@ -31,6 +31,7 @@ from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.weight_checks import check_weight_files
 from taco_worker.quant.activations import check_quantized_activations
 from taco_worker.quant.registry import stored_as
+from taco_worker.recurrent_limits import limit_recurrent
 
 # Bytes per element on a CPU. An explicit float16 is computed in float32; auto takes bfloat16.
 _DTYPE_BYTES = {"half": 4, "float16": 4, "bfloat16": 2, "float": 4, "float32": 4}
@@ -68,6 +69,14 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
     except ValueError as error:
         raise ConfigurationError(one_line(str(error))) from None
     return model
+
+
+def check_states(config: WorkerConfig, model: ModelConfig) -> None:
+    """Raises ConfigurationError if the config asks for what recurrent states exclude."""
+    try:
+        limit_recurrent(config, model.plan)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> None:

@@ -20,7 +20,9 @@ from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.backends.cpu.early_weights import EarlyWeights
 from taco_worker.backends.cpu.kernel_startup import start_cpu_kernels
 from taco_worker.backends.model_loading import load_step_model
-from taco_worker.batch.input_batch import InputBatch, PlanError
+from taco_worker.batch.input_batch import InputBatch
+from taco_worker.batch.plan_error import PlanError
+from taco_worker.batch.slot_states import SlotStates
 from taco_worker.batch.token_table import make_token_table
 from taco_worker.devices.byte_units import mebibytes
 from taco_worker.devices.selection import find_device
@@ -37,13 +39,16 @@ from taco_worker.kv_tiers.tier_factory import (
     make_host_block_store,
 )
 from taco_worker.memory.kv_sizing import resolve_max_model_len, size_kv_cache
+from taco_worker.memory.state_sizing import fit_states
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.rope import exact_length
 from taco_worker.models.step_model import StepModel
+from taco_worker.models.step_states import state_row_bytes
 from taco_worker.output_thread import OutputThread
 from taco_worker.processors.loading import ProcessorContext, import_processors, make_processors
 from taco_worker.processors.slot_processors import SlotProcessors
+from taco_worker.recurrent_limits import limit_recurrent
 from taco_worker.speculation.grammar_drafter import GrammarDrafter
 from taco_worker.speculation.speculator_factory import (
     BatchLimits,
@@ -100,6 +105,12 @@ class Worker:
                 threads = 1 if kernels else available_cores().num_threads(config.num_threads)
                 torch.set_num_threads(threads)
             model_config, self._model = load_step_model(config, kernels, transfers, early_weights)
+            config = limit_recurrent(config, self._model.plan)
+            config, num_snapshots = fit_states(config, self._model.plan, transfers)
+            states = None
+            if self._model.plan.states:
+                states = SlotStates(config.max_num_seqs, num_snapshots)
+                self._model.allocate_states(config.max_num_seqs + num_snapshots)
             if config.max_logprobs == ALL_TOKENS:
                 config = replace(config, max_logprobs=self._model.plan.vocab_size)
             limits = BatchLimits(
@@ -125,6 +136,7 @@ class Worker:
             tokens=make_token_table(config.max_num_seqs, max_model_len, transfers),
             gives_logprobs=config.speculation is None or not config.speculation.disable_logprobs,
             adapters=adapters,
+            states=states,
         )
         vocab_size, eos_token_ids = self._model.plan.vocab_size, model_config.eos_token_ids
         self._grammars = GrammarCompiler(
@@ -186,6 +198,8 @@ class Worker:
             max_forced_tokens=config.max_forced_tokens,
             logits_processors=tuple(processors),
             adapters=adapters,
+            is_recurrent=states is not None,
+            num_state_snapshots=num_snapshots,
         )
         if self._speculator is not None:
             self.info = replace(
@@ -258,6 +272,8 @@ class Worker:
         sizes = {
             "weights": model.weight_bytes,
             "kv_cache": info.num_blocks * model.kv_block_bytes(info.block_size),
+            "states": (info.max_num_seqs + info.num_state_snapshots)
+            * state_row_bytes(model.plan.states),
             "host_kv_cache": info.num_host_blocks * model.kv_block_bytes(info.block_size),
         }
         return sizes | self._transfers.memory_bytes()

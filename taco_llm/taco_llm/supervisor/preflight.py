@@ -7,11 +7,13 @@ from taco_llm.args.model_location import suggesting
 from taco_llm.args.replica_args import ReplicaArgs
 from taco_proto.errors import ConfigurationError
 from taco_worker.models.config import ModelConfig
+from taco_worker.recurrent_limits import check_draft_plan
 from taco_worker.startup_checks import (
     check_activations,
     check_kv_scales,
     check_memory,
     check_model,
+    check_states,
 )
 
 
@@ -26,14 +28,15 @@ def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig
 
     Raises:
         ConfigurationError: a file is missing or damaged, the architecture is not supported, a
-            length is out of range, scales of the KV cache are missing or invalid, or the model does
-            not fit into memory.
+            length is out of range, the model does not support the speculation or the KV tiers,
+            scales of the KV cache are missing or invalid, or the model does not fit into memory.
     """
     engine.warn_of_unused_tier_arguments()
     worker = engine.worker_config()
     check_tokenizer_files(worker.model)
     with suggesting(engine.model):
         model = check_model(worker.model, has_weights=not replicas.on_ray)
+    check_states(worker, model)
     if not replicas.on_ray:
         check_activations(worker, model)
         check_kv_scales(worker, model)
@@ -41,8 +44,9 @@ def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig
     drafter = engine.drafter_config()
     if drafter is not None:
         try:
-            check_model(as_for_worker(drafter.model), has_weights=not replicas.on_ray)
-        except ConfigurationError as error:
+            draft = check_model(as_for_worker(drafter.model), has_weights=not replicas.on_ray)
+            check_draft_plan(draft.plan)
+        except (ConfigurationError, ValueError) as error:
             name = engine.speculative_model
             raise ConfigurationError(f"the speculative model {name}: {error}") from None
     return model

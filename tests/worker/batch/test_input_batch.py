@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from support.plans import GREEDY, Join, ints, join, make_plan
 from taco_proto.steps import StepPlan
-from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
+from taco_worker.batch.input_batch import InputBatch, StepRows
+from taco_worker.batch.plan_error import PlanError
 from taco_worker.batch.token_table import DeviceTokenTable, HostTokenTable
 from taco_worker.devices.transfers import Transfers
 

@@ -46,6 +46,7 @@ def test_columns_of_a_buffer_change_in_place() -> None:
         (lambda x: ops.scale(x, 3.0), lambda x: x * 3.0),
         (lambda x: ops.cap(x, 2.0), lambda x: 2.0 * torch.tanh(x / 2.0)),
         (lambda x: ops.clip(x, 0.5), lambda x: x.clamp(-0.5, 0.5)),
+        (lambda x: ops.multiply(x, y), lambda x: x * y),
         (lambda x: ops.gate(x, y[:, :1]), lambda x: x * torch.sigmoid(y[:, :1])),
         (lambda x: ops.xielu(x, numbers), lambda x: reference.xielu(x, numbers)),
         (lambda x: ops.activate(x, "relu2", out=x), lambda x: x.relu().square()),

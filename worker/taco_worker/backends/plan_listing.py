@@ -18,6 +18,7 @@ from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.op import Op
 from taco_worker.models.plan.parameters import Parameter
 from taco_worker.models.plan.slices import Slice
+from taco_worker.models.step_states import state_row_bytes
 
 _ITEM_BYTES: dict[MatrixType, int] = {"f32": 4, "bf16": 2, "i8": 1}
 _OP_WIDTH, _COLUMNS_WIDTH = 11, 55  # wider ones shift the rest of their row
@@ -118,6 +119,8 @@ def _totals(plan: ModelPlan, matrix_type: MatrixType) -> Iterator[str]:
     kv_bytes = plan.kv_elements_per_token * _ITEM_BYTES[kv_type]
     numbers = f"{plan.kv_elements_per_token:,} numbers per token"
     yield f"KV cache: {numbers}, {kv_bytes:,} bytes in {kv_type}"
+    if plan.states:
+        yield f"states: {state_row_bytes(plan.states):,} bytes per sequence"
     yield f"products: {flops:,} FLOPs per token, logits included"
     yield f"longest sequence: {plan.max_position_embeddings:,} tokens"
     for name, table in plan.rope_tables.items():

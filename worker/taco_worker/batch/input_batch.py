@@ -10,15 +10,13 @@ from torch import Tensor
 
 from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
+from taco_worker.batch.plan_error import PlanError
+from taco_worker.batch.slot_states import SlotStates
 from taco_worker.batch.token_table import TokenTable
 from taco_worker.sampling.slot_params import READS_TOKENS, Array, SlotSamplingParams
 
 # In place of an adapter's id.
 NO_ADAPTER = -1
-
-
-class PlanError(ValueError):
-    """A plan that contradicts the batch. The step fails before anything runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +87,14 @@ class InputBatch:
         tokens: TokenTable,
         gives_logprobs: bool = True,
         adapters: Sequence[str] = (),
+        states: SlotStates | None = None,
     ) -> None:
         """
         Args:
             tokens: one row of max_model_len tokens per slot.
             gives_logprobs: whether requests for output log probabilities are served.
             adapters: names of the adapters that sequences may have, in the order of their ids.
+            states: of a model whose sequences have recurrent states.
         """
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -103,6 +103,7 @@ class InputBatch:
         self._vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.tokens = tokens
+        self.states = states
         self.is_occupied = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
@@ -139,12 +140,19 @@ class InputBatch:
             self._join(plan.joined)
         if plan.appended_slots.size or plan.appended_blocks.size:
             self._append(plan.appended_slots, plan.appended_blocks)
-        return self._rows(plan.slots, plan.num_tokens, plan.max_drafts)
+        rows = self._rows(plan.slots, plan.num_tokens, plan.max_drafts)
+        if self.states is not None:
+            self.states.save(plan, rows.num_computed_tokens, rows.num_new_tokens)
+        elif plan.saved_slots.size:
+            raise PlanError("the model has no states to save")
+        return rows
 
     def advance(self, rows: StepRows, sampled_token_ids: Tensor) -> None:
         """Append the tokens of a step without drafts: integers [number of sampled rows], in the
         rows' order. The device may still be computing them."""
         self.num_computed_tokens[rows.slots] += rows.num_new_tokens
+        if self.states is not None:
+            self.states.advance(rows.slots)
         slots = rows.slots[rows.is_sampled]
         positions = self.num_tokens[slots]
         self.tokens.write(slots, positions, sampled_token_ids)
@@ -190,6 +198,8 @@ class InputBatch:
         self.num_computed_tokens[joined.slots] = joined.num_computed_tokens
         self.num_blocks[joined.slots] = joined.num_blocks
         self.adapter_ids[joined.slots] = self._adapter_ids(joined)
+        if self.states is not None:
+            self.states.join(joined)
         self.is_occupied[joined.slots] = True
 
     def _adapter_ids(self, joined: JoinedSequences) -> int | list[int]:

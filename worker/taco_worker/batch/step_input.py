@@ -52,6 +52,7 @@ def make_input(
         output_rows=outputs,
         parents=parents,
         adapter_ids=adapter_ids,
+        states=None if batch.states is None else batch.states.of(rows.slots),
     )
 
 

@@ -53,7 +53,10 @@ class DecodeSteps:
         """Run the plan if it is a usual decode step. Returns None, and changes nothing, if not."""
         if plan.joined is not None or plan.copies is not None or plan.drafts is not None:
             return None
-        if plan.left_slots.size or plan.max_drafts.size:
+        if plan.left_slots.size or plan.max_drafts.size or plan.saved_slots.size:
+            return None
+        states = self._batch.states
+        if states is not None and not states.are_own(plan.slots):
             return None
         rows = self._rows
         appended_slots = plan.appended_slots

@@ -158,7 +158,11 @@ class ModelRunner:
         return tokens
 
     def _run_parts(self, rows: StepRows) -> list[StepPart]:
-        return split_on_out_of_memory(self._run, rows) if rows.slots.size else []
+        if not rows.slots.size:
+            return []
+        if self._batch.states is not None:  # a step that failed may have advanced some of them
+            return [self._run(rows)]
+        return split_on_out_of_memory(self._run, rows)
 
     def _speculate(self, speculator: Speculator, rows: StepRows, plan: StepPlan) -> list[StepPart]:
         """Run a step with drafts. It waits for the tokens, because the next drafts follow them."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from taco_proto.steps import IntArray, JoinedSequences, RowError, StepPlan
-from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
+from taco_worker.batch.input_batch import InputBatch, StepRows
+from taco_worker.batch.plan_error import PlanError
 from taco_worker.devices.transfers import Download, Transfers
 from taco_worker.grammars.call_thread import CallThread
 from taco_worker.grammars.compiler import GrammarCompiler

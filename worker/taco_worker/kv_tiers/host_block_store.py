@@ -9,7 +9,7 @@ from torch import Tensor
 
 from taco_kernels.kv_entry import KVEntry
 from taco_proto.steps import BlockCopies, IntArray
-from taco_worker.batch.input_batch import PlanError
+from taco_worker.batch.plan_error import PlanError
 from taco_worker.devices.copy_stream import CopyEvent, CopyStream, EntryCopies
 from taco_worker.kv_tiers.block_copies import CopyPart, PrepareCopies, copy_each
 

@@ -17,6 +17,8 @@ from taco_kernels.reference.rotary import RotaryStyle
 from taco_kernels.router import Router
 from taco_worker.attention.kv_cache import Scale
 from taco_worker.attention.step_plans import indexable
+from taco_worker.layers import recurrence
+from taco_worker.layers.sequence_states import SequenceStates
 
 
 class LayerOps(Protocol):
@@ -107,6 +109,63 @@ class LayerOps(Protocol):
 
     def gate(self, x: Tensor, gate: Tensor) -> None:
         """x *= sigmoid(gate); gate [num_tokens, size] or [num_tokens, 1]."""
+        ...
+
+    def multiply(self, x: Tensor, y: Tensor) -> None:
+        """x *= y"""
+        ...
+
+    def convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        memory: Tensor,
+        states: SequenceStates,
+        *,
+        activation: str | None,
+    ) -> Tensor:
+        """A causal convolution of each column over its sequence, [num_tokens, columns].
+
+        This and the two recurrences read the states of sequences from `memory`, float32 [num_rows,
+        *shape of a state], and store them there. `taco_kernels.reference.recurrence` has the
+        equations, and the shapes besides.
+        """
+        ...
+
+    def delta_rule(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor,
+        beta: Tensor,
+        rates: Tensor,
+        decay_bias: Tensor,
+        memory: Tensor,
+        states: SequenceStates,
+        *,
+        beta_scale: float,
+    ) -> Tensor:
+        """The gated delta rule over each sequence, [num_tokens, num_heads, value_dim]."""
+        ...
+
+    def state_space(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: Tensor,
+        rates: Tensor,
+        step_bias: Tensor,
+        skip: Tensor,
+        memory: Tensor,
+        states: SequenceStates,
+        *,
+        min_step: float,
+        max_step: float,
+    ) -> Tensor:
+        """The recurrence of Mamba 2 over each sequence, [num_tokens, num_heads, value_dim]."""
         ...
 
     def rotate(
@@ -222,6 +281,10 @@ class LayerOps(Protocol):
 class TorchOps:
     """`LayerOps` in torch, for any device; the reference of the fused kernels."""
 
+    convolve = staticmethod(recurrence.convolve)
+    delta_rule = staticmethod(recurrence.delta_rule)
+    state_space = staticmethod(recurrence.state_space)
+
     def multiply_codes(self, x: Tensor, weight: PackedCodes, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight.values().to(x.dtype), bias)
 
@@ -277,6 +340,9 @@ class TorchOps:
 
     def xielu(self, x: Tensor, weight: Tensor) -> None:
         x.copy_(elementwise.xielu(x, weight))
+
+    def multiply(self, x: Tensor, y: Tensor) -> None:
+        x.copy_(elementwise.multiply(x, y))
 
     def gate(self, x: Tensor, gate: Tensor) -> None:
         x.copy_(elementwise.gate(x, gate))

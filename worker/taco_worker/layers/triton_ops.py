@@ -11,6 +11,9 @@ from taco_kernels.triton import activation, elementwise, kv_write, norm, rotary,
 from taco_kernels.triton.codes import experts, multiply, scaled
 from taco_kernels.triton.experts import multiply as multiply_numbers
 from taco_kernels.triton.experts import route
+from taco_kernels.triton.recurrence.convolve import convolve
+from taco_kernels.triton.recurrence.delta_rule import delta_rule
+from taco_kernels.triton.recurrence.state_space import state_space
 
 
 class TritonOps:
@@ -26,6 +29,10 @@ class TritonOps:
     clip = staticmethod(elementwise.clip)
     xielu = staticmethod(elementwise.xielu)
     gate = staticmethod(elementwise.gate)
+    multiply = staticmethod(elementwise.multiply)
+    convolve = staticmethod(convolve)
+    delta_rule = staticmethod(delta_rule)
+    state_space = staticmethod(state_space)
     rotate = staticmethod(rotary.rotate)
     rotate_and_write_kv = staticmethod(rotary_kv.rotate_and_write_kv)
     write_kv = staticmethod(kv_write.write_kv)

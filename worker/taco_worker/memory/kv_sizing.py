@@ -151,7 +151,7 @@ def make_profiling_steps(
             transfers, num_drafts=num_drafts, has_branches=model.max_tree_paths > 0, **limits
         )
     return ProfilingSteps(
-        largest_step(transfers, **limits),
+        largest_step(transfers, **limits, has_states=bool(model.plan.states)),
         verification,
         drafter,
         make_typical(config.speculation),

@@ -15,6 +15,7 @@ from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.models.step_states import StepStates
 from taco_worker.sampling.token_masks import TokenMasks, num_words
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
 from taco_worker.speculation.drafter import ComputedTokens, Drafter
@@ -155,7 +156,12 @@ def _run_drafter(drafter: Drafter, step: ModelInput, hidden: Tensor) -> None:
 
 
 def largest_step(
-    transfers: Transfers, *, max_num_seqs: int, num_tokens: int, max_model_len: int
+    transfers: Transfers,
+    *,
+    max_num_seqs: int,
+    num_tokens: int,
+    max_model_len: int,
+    has_states: bool = False,
 ) -> ModelInput:
     """A step with the most tokens and sequences, all in KV block 0 and with the first adapter.
 
@@ -178,6 +184,7 @@ def largest_step(
         block_tables=np.zeros((num_seqs, -(-int(lens.max()) // 8)), dtype=np.int32),
         output_rows=query_start[1:] - 1,
         adapter_ids=np.zeros_like(positions),
+        states=StepStates.of_new(num_seqs) if has_states else None,
     )
 
 

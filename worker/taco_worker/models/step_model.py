@@ -17,6 +17,7 @@ from taco_proto.steps import IntArray
 from taco_worker.devices.copy_stream import EntryCopies
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.plan.model_plan import ModelPlan
+from taco_worker.models.step_states import StepStates
 from taco_worker.models.weight_sink import WeightSink
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.token_masks import TokenMasks
@@ -75,6 +76,7 @@ class ModelInput:
             of its hidden states. None: the plan has no such op.
         adapter_ids: [num_tokens], the LoRA adapter of each token, negative: none; the same for all
             tokens of a sequence. None: no token has one.
+        states: of the sequences' recurrent states. None: the plan has none.
     """
 
     token_ids: Tensor
@@ -88,6 +90,7 @@ class ModelInput:
     rope_positions: IntArray | None = None
     columns: Tensor | None = None
     adapter_ids: IntArray | None = None
+    states: StepStates | None = None
 
     def kv_slot_mapping(self, block_size: int) -> IntArray:
         """int64 [num_tokens], block * block_size + offset of each token's position: the place of
@@ -167,6 +170,13 @@ class StepModel(Protocol):
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """Allocate the KV cache and free an earlier one."""
+        ...
+
+    def allocate_states(self, num_rows: int) -> None:
+        """Allocate rows for the recurrent states of sequences; only if the plan has states.
+
+        Call it before the first step and before `decoding`.
+        """
         ...
 
     @property
@@ -332,6 +342,16 @@ def check_given_inputs(model: StepModel, inputs: ModelInput, max_model_len: int)
         )
     if wrong := rope[(rope < 0) | (rope >= max_model_len)].tolist():
         raise ValueError(f"rope_positions must be from 0 to {max_model_len - 1}, not {wrong[0]}")
+
+
+def check_step_states(inputs: ModelInput, *, has_memory: bool) -> None:
+    """Check that a step has states if the model has memory for them, and no trees then.
+
+    Raises:
+        ValueError: it has not, or it has states and the model has no memory for them.
+    """
+    if (inputs.states is not None) != has_memory or (has_memory and inputs.parents is not None):
+        raise ValueError("a model with states runs steps with states and without trees")
 
 
 def describe(what: str, num_threads: int, dtype: torch.dtype) -> str:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.steps import JoinedSequences, RowError, RowErrorCode, StepPlan
-from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
+from taco_worker.batch.input_batch import InputBatch, StepRows
+from taco_worker.batch.plan_error import PlanError
 from taco_worker.devices.transfers import Download, Transfers
 from taco_worker.processors.loading import LoadedProcessor
 from taco_worker.processors.sequence_processors import ProcessorError, SequenceProcessors

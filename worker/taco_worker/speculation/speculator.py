@@ -10,7 +10,8 @@ import numpy as np
 from taco_kernels.native.draft_selector import DraftSelector
 from taco_kernels.native.draft_trees import DraftTrees, are_trees
 from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepOutput, StepPlan
-from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
+from taco_worker.batch.input_batch import InputBatch, StepRows
+from taco_worker.batch.plan_error import PlanError
 from taco_worker.sampling.slot_params import READS_TOKENS
 from taco_worker.speculation.draft_pausing import DraftPause
 from taco_worker.speculation.drafter import ComputedTokens, Drafter, chains, no_drafts

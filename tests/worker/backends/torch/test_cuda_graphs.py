@@ -15,7 +15,9 @@ from support.plans import ints
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.backends.torch.cuda_graphs import CudaGraphs, Forward
 from taco_worker.devices.transfers import Transfers
+from taco_worker.layers.sequence_states import SequenceStates
 from taco_worker.models.step_model import InputEmbeddings, ModelInput
+from taco_worker.models.step_states import StepStates
 
 
 def step(query_lens: list[int], context_len: int = 40) -> ModelInput:
@@ -37,6 +39,7 @@ def forward(
     metadata: AttentionMetadata,
     rope_positions: Tensor | None,
     adapter_ids: Tensor | None,
+    states: SequenceStates | None = None,
 ) -> Tensor:
     """A value that depends on every input of a step."""
     assert metadata.kv_slot_mapping.shape == positions.shape == token_ids.shape
@@ -46,6 +49,13 @@ def forward(
         columns += rope_positions
     if adapter_ids is not None:
         columns.append(adapter_ids)
+    if states is not None:
+        assert states.query_start is metadata.query_start_loc
+        rows = (states.rows, states.sources, states.saved_tokens, states.saved_rows)
+        of_token = torch.bucketize(
+            torch.arange(positions.numel()), states.query_start[1:], right=True
+        )
+        columns += [column[of_token.clamp(max=column.numel() - 1)] for column in rows]
     hidden = torch.stack(columns, dim=1)
     return hidden + metadata.seq_lens.sum() + metadata.query_start_loc[-1]
 
@@ -59,6 +69,7 @@ def make_graphs(
     forward: Forward = forward,
     num_rope_axes: int = 0,
     has_adapters: bool = False,
+    has_states: bool = False,
     **changes: object,
 ) -> CudaGraphs:
     options: dict[str, object] = {"capture": replay, **changes}
@@ -70,6 +81,7 @@ def make_graphs(
         max_model_len=128,
         num_rope_axes=num_rope_axes,
         has_adapters=has_adapters,
+        has_states=has_states,
     )
     return graphs
 
@@ -122,6 +134,7 @@ def test_trees_have_separate_graphs() -> None:
         metadata: AttentionMetadata,
         rope_positions: Tensor | None,
         adapter_ids: Tensor | None,
+        states: SequenceStates | None,
     ) -> Tensor:
         seen.append(torch.empty(0) if metadata.tree is None else metadata.tree.masks.clone())
         return forward(token_ids, positions, metadata, rope_positions, adapter_ids)
@@ -210,3 +223,17 @@ def test_after_a_failed_capture_steps_run_eagerly(caplog: pytest.LogCaptureFixtu
     assert not is_captured(graphs, step([1]))
     assert not graphs.capture_next()
     assert caplog.text.count("no more are captured, other steps run eagerly") == 1
+
+
+def test_graphs_read_the_states_of_a_step() -> None:
+    graphs = make_graphs(has_states=True)
+    for first in (0, 5):
+        rows = np.arange(first, first + 3, dtype=np.int32)
+        given = StepStates(rows, rows + 10, rows * 0 + 1, rows + 20)
+        inputs = replace(step([1, 1, 1]), states=given)
+        assert is_captured(graphs, inputs)
+        graph = graphs.find(inputs)
+        assert graph is not None
+        total = int(inputs.seq_lens.sum()) + 3
+        found = (graph.run(inputs)[:, 3:] - total).T.tolist()
+        assert found == [rows.tolist(), (rows + 10).tolist(), [1] * 3, (rows + 20).tolist()]

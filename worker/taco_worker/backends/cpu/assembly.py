@@ -24,11 +24,14 @@ from taco_kernels.library import CpuKernels
 from taco_kernels.reference.rotary import ROTARY_STYLES
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
 from taco_worker.backends.cpu.lowered_ops import LoweredOp
+from taco_worker.backends.cpu.recurrence_structs import convolution_struct, recurrence_struct
 from taco_worker.layers.attention import attention_options
 from taco_worker.layers.rotary import cos_sin_table
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.experts import Experts
+from taco_worker.models.plan.ops.recurrence import Convolve, DeltaRule, StateSpace
 from taco_worker.models.plan.slices import Slice
+from taco_worker.models.step_states import entry_starts
 
 
 class Assembly:
@@ -41,6 +44,8 @@ class Assembly:
         self._indices = {name: index for index, name in enumerate(weights.program.buffers)}
         self._options: list[AttentionOptions] = []
         self._owned: list[npt.NDArray[np.int32]] = []
+        self._state_starts = entry_starts(plan.states)
+        self._taps: list[Tensor] = []
         self._ropes: dict[str, tuple[Tensor, Tensor]] = {}
         for name, table in plan.rope_tables.items():
             cos_sin = cos_sin_table(
@@ -108,6 +113,9 @@ class Assembly:
             num_heads=lowered.num_heads,
             x_stride=lowered.x_stride,
             out_stride=lowered.out_stride,
+            value=self._columns(lowered.value),
+            decay=self._columns(lowered.decay),
+            beta=self._columns(lowered.beta),
         )
         if lowered.is_adapted:
             op.adapters = self._weights.adapters[lowered.matrix or ""].struct
@@ -133,6 +141,16 @@ class Assembly:
             op.bias = self._vector(lowered.route.bias)
         if lowered.experts is not None:
             op.experts = self._expert_product(lowered.experts)
+        match lowered.recurrence:
+            case Convolve() as convolve:
+                taps = self._weights.vectors[convolve.weight].T.contiguous()
+                self._taps.append(taps)
+                start = self._state_starts[lowered.index]
+                bias = self._vector(convolve.bias)
+                op.convolution = convolution_struct(convolve, taps, bias, start)
+            case DeltaRule() | StateSpace() as recurrence:
+                start = self._state_starts[lowered.index]
+                op.recurrence = recurrence_struct(recurrence, self._weights.vectors, start)
         if lowered.kind == "restrict_rows":
             op.live = self._own([self._indices[name] for name in lowered.live])
             op.num_live = len(lowered.live)

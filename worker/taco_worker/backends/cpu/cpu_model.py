@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.kv_cache import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
-from taco_kernels.cpu.program import MostLikely, ProgramRunner
+from taco_kernels.cpu.program import MostLikely, ProgramRunner, StateColumns
 from taco_kernels.cpu.token_masks import MaskColumns
 from taco_kernels.kv_format import KVFormat
 from taco_kernels.library import CpuKernels
@@ -24,9 +24,11 @@ from taco_worker.models.step_model import (
     ModelInput,
     check_given_inputs,
     check_kept_layers,
+    check_step_states,
     describe,
     with_code_kinds,
 )
+from taco_worker.models.step_states import StepStates, entry_starts
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.token_masks import TokenMasks
@@ -65,6 +67,7 @@ class CpuModel:
         self._num_blocks = 0
         self._max_model_len = 0
         self._paths: TreePaths | None = None
+        self._state_memory: Tensor | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -101,6 +104,14 @@ class CpuModel:
         self._assembly = Assembly(self.plan, self._weights, max_model_len)
         self._runner = self._assembly.runner(self._kernels, cache)
         self._runner.keep_hidden(self._kept_layers)
+        if self._state_memory is not None:
+            self._runner.set_states(self._state_memory)
+
+    def allocate_states(self, num_rows: int) -> None:
+        size = entry_starts(self.plan.states)[-1]
+        self._state_memory = torch.empty((num_rows, size), dtype=torch.float32)
+        if self._runner is not None:
+            self._runner.set_states(self._state_memory)
 
     @property
     def kv_rows(self) -> Tensor:
@@ -125,6 +136,7 @@ class CpuModel:
     def _forward(self, inputs: ModelInput, most_likely: MostLikely | None) -> Tensor:
         runner = self._ready()
         check_given_inputs(self, inputs, self._max_model_len)
+        check_step_states(inputs, has_memory=self._state_memory is not None)
         query_start, seq_lens = inputs.query_start, inputs.seq_lens
         block_tables, copies = inputs.block_tables, None
         if inputs.parents is not None:
@@ -137,7 +149,7 @@ class CpuModel:
             spares = runner.cache.memory[self._num_blocks :][: paths.num_spares]
             spares.numpy().fill(0)
             self._paths = paths
-        given = inputs.embeddings
+        given, states = inputs.embeddings, inputs.states
         return runner.forward(
             inputs.token_ids.numpy(),
             inputs.positions,
@@ -151,6 +163,7 @@ class CpuModel:
             embeddings=None if given is None else given.values,
             columns=inputs.columns,
             adapter_ids=inputs.adapter_ids,
+            states=None if states is None else _state_columns(states),
             most_likely=most_likely,
         )
 
@@ -193,6 +206,10 @@ class CpuModel:
         if self._runner is None:
             raise RuntimeError("the KV cache has not been allocated")
         return self._runner
+
+
+def _state_columns(states: StepStates) -> StateColumns:
+    return StateColumns(states.rows, states.sources, states.saved_tokens, states.saved_rows)
 
 
 def _columns(masks: TokenMasks | None, num_rows: int) -> MaskColumns | None:

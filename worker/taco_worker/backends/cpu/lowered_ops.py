@@ -14,6 +14,7 @@ from taco_worker.models.plan.ops.activation import ActivationKind
 from taco_worker.models.plan.ops.attend import Attend
 from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.norm import NormKind
+from taco_worker.models.plan.ops.recurrence import Recurrence
 from taco_worker.models.plan.ops.rope import RopeStyle
 from taco_worker.models.plan.slices import Slice
 
@@ -56,12 +57,19 @@ OpKind = Literal[
     "head_copy",
     "input",
     "xielu",
+    "multiply",
+    "convolve",
+    "recur",
 ]
 Epilogue = Literal["store", "add", "gate_mul"]
 # These run over all rows of a step at once; the others row by row.
-WHOLE_STEP: frozenset[OpKind] = frozenset({"write_kv", "attend", "restrict_rows"})
+WHOLE_STEP: frozenset[OpKind] = frozenset(
+    {"write_kv", "attend", "convolve", "recur", "restrict_rows"}
+)
 # These change `x`.
-_IN_PLACE: frozenset[OpKind] = frozenset({"rope", "add", "scale", "cap", "clip", "gate", "xielu"})
+_IN_PLACE: frozenset[OpKind] = frozenset(
+    {"rope", "add", "scale", "cap", "clip", "gate", "xielu", "multiply"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +112,15 @@ class LoweredOp:
     out_stride: int = 0
     order: str | None = None
     is_adapted: bool = False
+    recurrence: Recurrence | None = None
+    value: Slice | None = None
+    decay: Slice | None = None
+    beta: Slice | None = None
 
     @property
     def reads(self) -> tuple[Slice, ...]:
         inputs = (self.x,) if self.kind == "head_linear" else (self.x, self.y)
+        inputs = (*inputs, self.value, self.decay, self.beta)
         parts = [part for part in inputs if part is not None]
         if self.out is not None and (self.adds or self.epilogue == "add"):
             parts.append(self.out)
@@ -119,7 +132,11 @@ class LoweredOp:
             return () if self.x is None else (self.x,)
         if self.kind == "route":
             return self._choice
-        outputs = (self.out, self.y) if self.kind == "head_linear" else (self.out,)
+        outputs: tuple[Slice | None, ...] = (self.out,)
+        if self.kind == "head_linear":
+            outputs = (self.out, self.y)
+        elif self.kind == "recur":  # it prepares its inputs in place
+            outputs = (self.out, self.x, self.y, self.decay, self.beta)
         return tuple(part for part in outputs if part is not None)
 
     @property

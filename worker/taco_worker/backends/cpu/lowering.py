@@ -26,6 +26,7 @@ from taco_worker.backends.cpu.lowered_ops import (
     OperandKind,
 )
 from taco_worker.backends.cpu.readers import Readers
+from taco_worker.backends.cpu.recurrences import lower_convolve, lower_recurrence
 from taco_worker.backends.cpu.segments import segments_of
 from taco_worker.backends.cpu.stages import (
     cut_into_stages,
@@ -36,13 +37,14 @@ from taco_worker.backends.cpu.stages import (
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.activation import Activation, ActivationKind
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
-from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale, Xielu
+from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Multiply, Scale, Xielu
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.input import Input
 from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear, Linear
 from taco_worker.models.plan.ops.norm import Norm
 from taco_worker.models.plan.ops.op import Op
+from taco_worker.models.plan.ops.recurrence import Convolve, DeltaRule, Recurrence, StateSpace
 from taco_worker.models.plan.ops.rope import Rope
 from taco_worker.models.plan.slices import Slice
 
@@ -123,7 +125,7 @@ class _Lowering:
     def run(self) -> None:
         plan = self._plan
         ends = layer_ends(plan)
-        writes = [i for i, op in enumerate(self._ops) if isinstance(op, WriteKV)]
+        writes = [i for i, op in enumerate(self._ops) if isinstance(op, WriteKV | Recurrence)]
         last_write = max(writes, default=-1)
         first_final = len(self._ops) - len(plan.final)
         while self._index < len(self._ops):
@@ -187,6 +189,12 @@ class _Lowering:
                 self._emit(LoweredOp(kind="xielu", x=op.x, weight=op.weight))
             case Gate():
                 self._emit(LoweredOp(kind="gate", x=op.x, y=op.gate))
+            case Multiply():
+                self._emit(LoweredOp(kind="multiply", x=op.x, y=op.y))
+            case Convolve():
+                self._emit(lower_convolve(op))
+            case DeltaRule() | StateSpace():
+                self._emit(lower_recurrence(op, self._readers, self._index))
             case Route():
                 route = LoweredOp(
                     kind="route", x=op.logits, ids=op.ids, weights=op.weights, route=op

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
 from itertools import chain
 
 from taco_worker.backends.cpu.lowered_ops import MatrixType
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.linear import HeadLinear, Linear
+from taco_worker.models.plan.ops.op import Op
+from taco_worker.models.plan.ops.recurrence import DeltaRule, StateSpace
+from taco_worker.models.plan.slices import Slice
 
 
 def matrix_types(
@@ -21,7 +24,8 @@ def matrix_types(
 ) -> dict[str, MatrixType]:
     """The type of each matrix that products use, by parameter.
 
-    Routers are never quantized: a rounded weight may choose another expert.
+    Routers are never quantized: a rounded weight may choose another expert. Nor are the gates of
+    recurrences, whose errors add up over a sequence.
 
     Args:
         number_type: of matrices that are not quantized.
@@ -34,9 +38,23 @@ def matrix_types(
     for op in ops:
         if isinstance(op, Experts):
             types |= {op.gate_up: quantized, op.down: quantized}
-    routed = {op.logits for op in ops if isinstance(op, Route)}
-    types |= {op.weight: number_type for op in ops if isinstance(op, Linear) and op.out in routed}
+    exact = {op.logits for op in ops if isinstance(op, Route)} | set(_gates(ops))
+    types |= {
+        op.weight: number_type
+        for op in ops
+        if isinstance(op, Linear) and any(op.out.covers(part) for part in exact)
+    }
     if quantizes_lm_head:
         heads = [op.weight for op in plan.logits if isinstance(op, Linear)]
         types |= {name: "i8" for name in heads[-1:] if name not in coded}
     return types
+
+
+def _gates(ops: Iterable[Op]) -> Iterator[Slice]:
+    """The logits of the decays, steps and strengths of recurrences."""
+    for op in ops:
+        match op:
+            case DeltaRule():
+                yield from (op.decay, op.beta)
+            case StateSpace():
+                yield op.step

@@ -37,6 +37,10 @@ class Readers:
         kinds = {self._kind_of_factor(op, part) for op in self._readers(part, index + 1)}
         return kinds.pop() if len(kinds) == 1 else OperandKind("f32")
 
+    def is_read(self, part: Slice, index: int) -> bool:
+        """Whether an op after op `index` reads the values that it leaves in `part`."""
+        return bool(self._readers(part, index + 1))
+
     def has_adapted(self, part: Slice, index: int) -> bool:
         """Whether adapters read what op `index` leaves in `part`."""
         readers = self._readers(part, index + 1)

@@ -24,13 +24,17 @@ from torch import Tensor
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.tree_masks import TreeMasks, tree_masks
 from taco_worker.devices.transfers import Transfers
+from taco_worker.layers.sequence_states import SequenceStates
 from taco_worker.models.step_model import ModelInput
 
 logger = logging.getLogger("taco.worker")
 
-# The forward pass over token ids, positions, metadata, rope positions and the ids of adapters, at
-# fixed addresses.
-Forward = Callable[[Tensor, Tensor, AttentionMetadata, Tensor | None, Tensor | None], Tensor]
+# Inputs of the forward pass at fixed addresses: token ids, positions, metadata, rope positions, the
+# ids of adapters and states.
+Views = tuple[
+    Tensor, Tensor, AttentionMetadata, Tensor | None, Tensor | None, SequenceStates | None
+]
+Forward = Callable[[*Views], Tensor]
 # Captures the device work of a call and returns a function that replays it.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
@@ -103,6 +107,7 @@ class CudaGraphs:
         max_model_len: int,
         num_rope_axes: int = 0,
         has_adapters: bool = False,
+        has_states: bool = False,
     ) -> None:
         """Allocate the shared inputs; plan to capture decodes of every size, smallest first."""
         limit = min(max_model_len, self._max_seq_len or max_model_len)
@@ -114,6 +119,7 @@ class CudaGraphs:
             max_seq_len=limit,
             num_rope_axes=num_rope_axes,
             has_adapters=has_adapters,
+            has_states=has_states,
         )
         self._wanted = [GraphShape(1, num_seqs) for num_seqs in reversed(self._sizes)]
 
@@ -204,6 +210,7 @@ class _StaticInputs:
         max_seq_len: int,
         num_rope_axes: int,
         has_adapters: bool,
+        has_states: bool,
     ) -> None:
         self.max_seq_len = max_seq_len
         self._num_axes = num_rope_axes
@@ -224,11 +231,11 @@ class _StaticInputs:
         self._query_start = zeros(max_num_seqs + 1)
         self._seq_lens = zeros(max_num_seqs)
         self._block_tables = zeros(max_num_seqs, -(-max_seq_len // block_size))
+        # Rows, sources, saved tokens and saved rows of `StepStates`.
+        self._states = [zeros(max_num_seqs) for _ in range(4)] if has_states else []
 
-    def views(
-        self, shape: GraphShape
-    ) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor | None, Tensor | None]:
-        """The views that a graph of `shape` reads, in the order of `Forward`."""
+    def views(self, shape: GraphShape) -> Views:
+        """The views that a graph of `shape` reads."""
         num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
         tree = None
         if shape.has_trees:
@@ -247,12 +254,18 @@ class _StaticInputs:
             flat = self._rope_positions[: self._num_axes * num_tokens]
             rope_positions = flat.view(self._num_axes, num_tokens)
         adapter_ids = None if self._adapter_ids is None else self._adapter_ids[:num_tokens]
+        states = None
+        if self._states:
+            rows, sources, saved_tokens, saved_rows = (column[:num_seqs] for column in self._states)
+            starts, lens = metadata.query_start_loc, metadata.query_lens_host
+            states = SequenceStates(starts, rows, sources, saved_tokens, saved_rows, lens)
         return (
             self._token_ids[:num_tokens],
             self._positions[:num_tokens],
             metadata,
             rope_positions,
             adapter_ids,
+            states,
         )
 
     def clear(self) -> None:
@@ -299,6 +312,11 @@ class _StaticInputs:
         self._rope_positions[: rope_positions.size] = columns[6]
         if self._adapter_ids is not None:
             self._adapter_ids[: shape.num_tokens] = columns[7]
+        if (given := inputs.states) is not None:
+            # Sequences of padding have no tokens, and so read and write no row.
+            of_step = (given.rows, given.sources, given.saved_tokens, given.saved_rows)
+            for column, values in zip(self._states, self._transfers.upload(*of_step), strict=True):
+                column[:num_seqs] = values
         self._token_ids[:num_tokens] = inputs.token_ids
         self._token_ids[num_tokens : shape.num_tokens].zero_()
 

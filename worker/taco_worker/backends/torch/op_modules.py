@@ -16,31 +16,29 @@ from taco_worker.attention.backend import AttentionBackend, require_support
 from taco_worker.backends.torch.adapters import AdapterWeights
 from taco_worker.backends.torch.coded_weight import CodedWeight
 from taco_worker.backends.torch.fusion import AddNorm, RotateAndWriteKV, TorchOp
+from taco_worker.backends.torch.op_module import OpModule, Parameters
+from taco_worker.backends.torch.recurrence_modules import (
+    ConvolveModule,
+    DeltaRuleModule,
+    StateSpaceModule,
+)
 from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
 from taco_worker.layers.attention import attention_options
 from taco_worker.layers.linear import Linear
 from taco_worker.layers.ops import LayerOps
 from taco_worker.models.plan.ops.activation import Activation
 from taco_worker.models.plan.ops.attend import Attend, WriteKV
-from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Scale, Xielu
+from taco_worker.models.plan.ops.elementwise import Add, Cap, Clip, Gate, Multiply, Scale, Xielu
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
 from taco_worker.models.plan.ops.input import Input
 from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
 from taco_worker.models.plan.ops.linear import Linear as LinearOp
 from taco_worker.models.plan.ops.norm import Norm
+from taco_worker.models.plan.ops.recurrence import Convolve, DeltaRule, StateSpace
 from taco_worker.models.plan.ops.rope import Rope
 
-Parameters = Mapping[str, nn.Parameter]
 CodedWeights = Mapping[str, CodedWeight]
-
-
-class OpModule(nn.Module):
-    """Runs one op on the buffers of a step."""
-
-    def forward(self, step: StepBuffers, tokens: StepTokens | None) -> None:
-        """`tokens` is None for the ops of the logits, which need none."""
-        raise NotImplementedError
 
 
 class EmbedModule(OpModule):
@@ -339,7 +337,7 @@ class ExpertsModule(OpModule):
 class ColumnsModule(OpModule):
     """Changes columns in place."""
 
-    def __init__(self, op: Add | Scale | Cap | Clip | Gate, ops: LayerOps) -> None:
+    def __init__(self, op: Add | Scale | Cap | Clip | Gate | Multiply, ops: LayerOps) -> None:
         super().__init__()
         self.op, self.ops = op, ops
 
@@ -356,6 +354,8 @@ class ColumnsModule(OpModule):
                 self.ops.clip(x, limit)
             case Gate(gate=gate):
                 self.ops.gate(x, step.read(gate))
+            case Multiply(y=y):
+                self.ops.multiply(x, step.read(y))
 
 
 class XieluModule(OpModule):
@@ -413,8 +413,14 @@ def make_module(
             return RouteModule(op, parameters, ops)
         case Experts():
             return ExpertsModule(op, parameters, coded, ops)
-        case Add() | Scale() | Cap() | Clip() | Gate():
+        case Add() | Scale() | Cap() | Clip() | Gate() | Multiply():
             return ColumnsModule(op, ops)
+        case Convolve():
+            return ConvolveModule(op, parameters, ops)
+        case DeltaRule():
+            return DeltaRuleModule(op, parameters, ops)
+        case StateSpace():
+            return StateSpaceModule(op, parameters, ops)
         case Xielu():
             return XieluModule(op, parameters, ops)
         case _:

@@ -18,6 +18,7 @@ from taco_worker.backends.torch.op_modules import ExpertsModule, make_module
 from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
 from taco_worker.layers.ops import LayerOps
 from taco_worker.layers.rotary import cos_sin_table
+from taco_worker.layers.sequence_states import SequenceStates, StateMemory
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.experts import Route
 from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
@@ -147,12 +148,14 @@ class PlanNetwork(nn.Module):
         embeddings: tuple[Tensor, Tensor] | None = None,
         columns: Tensor | None = None,
         adapter_ids: Tensor | None = None,
+        state_memory: StateMemory | None = None,
+        states: SequenceStates | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values into `kv_cache`.
 
         Args:
             token_ids, positions: integers [num_tokens], sequence after sequence.
-            rope_positions, embeddings, adapter_ids: as in `StepTokens`.
+            rope_positions, embeddings, adapter_ids, state_memory, states: as in `StepTokens`.
             columns: of the op Input, see `ModelInput`.
 
         Returns:
@@ -170,6 +173,8 @@ class PlanNetwork(nn.Module):
             embeddings,
             columns,
             adapter_ids,
+            state_memory,
+            states,
         )
         step = StepBuffers(self._widths)
         self.embedding(step, tokens)

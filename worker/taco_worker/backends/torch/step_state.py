@@ -11,6 +11,7 @@ from torch import Tensor
 
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.layers.sequence_states import SequenceStates, StateMemory
 from taco_worker.models.plan.slices import Slice
 
 
@@ -36,6 +37,7 @@ class StepTokens:
         embeddings: int64 [num_rows], tokens whose embeddings are given, and these embeddings
             [num_rows, embedding_size].
         adapter_ids: integers [num_tokens], negative: none; None: no token has an adapter.
+        state_memory, states: recurrent states, and those of the step; None: the plan has none.
     """
 
     token_ids: Tensor
@@ -48,6 +50,14 @@ class StepTokens:
     embeddings: tuple[Tensor, Tensor] | None = None
     columns: Tensor | None = None
     adapter_ids: Tensor | None = None
+    state_memory: StateMemory | None = None
+    states: SequenceStates | None = None
+
+    def entry_states(self, entry: int) -> tuple[Tensor, SequenceStates]:
+        """The memory of one op's states, and which of them the step reads and writes."""
+        assert self.state_memory is not None
+        assert self.states is not None
+        return self.state_memory.entries[entry], self.states
 
     def angles(self, table: str) -> RopeAngles:
         sections = self.sections[table]

@@ -16,6 +16,7 @@ from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.backends.torch.plan_weights import NetworkSink
 from taco_worker.devices.copy_stream import EntryCopies
 from taco_worker.devices.transfers import Transfers
+from taco_worker.layers.sequence_states import SequenceStates, StateMemory
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.linear import Linear
 from taco_worker.models.step_model import (
@@ -23,6 +24,7 @@ from taco_worker.models.step_model import (
     SlotArray,
     check_given_inputs,
     check_kept_layers,
+    check_step_states,
 )
 from taco_worker.sampling.ops import SamplingMetadata, SamplingOps
 from taco_worker.sampling.token_masks import TokenMasks
@@ -61,6 +63,7 @@ class TorchModel:
         self._graphs = graphs
         self._has_adapters = any(isinstance(op, Linear) and op.is_adapted for op in self.plan.ops)
         self._kv_cache: KVCache | None = None
+        self._state_memory: StateMemory | None = None
         self._max_model_len = 0
 
     def keep_hidden(self, layers: tuple[int, ...]) -> None:
@@ -90,7 +93,11 @@ class TorchModel:
                 max_model_len=max_model_len,
                 num_rope_axes=self.plan.num_rope_axes,
                 has_adapters=self._has_adapters,
+                has_states=bool(self.plan.states),
             )
+
+    def allocate_states(self, num_rows: int) -> None:
+        self._state_memory = StateMemory(self.plan.states, num_rows, self.device)
 
     @property
     def kv_rows(self) -> Tensor:
@@ -101,6 +108,7 @@ class TorchModel:
 
     def forward(self, inputs: ModelInput) -> Tensor:
         check_given_inputs(self, inputs, self._max_model_len)
+        check_step_states(inputs, has_memory=self._state_memory is not None)
         graph = None if self._graphs is None else self._graphs.find(inputs)
         if graph is not None:
             self._cache().pending_copies.wait()  # the graph was captured without waits
@@ -181,9 +189,18 @@ class TorchModel:
             inputs.block_tables,
             inputs.step_slot_mapping(block_size),
         )
-        rope_positions, embeddings, tree, adapter_ids = None, None, None, None
+        rope_positions, embeddings, tree, adapter_ids, states = None, None, None, None, None
         if inputs.adapter_ids is not None:
             (adapter_ids,) = self._transfers.upload(inputs.adapter_ids)
+        if (given_states := inputs.states) is not None:
+            rows, sources, saved_tokens, saved_rows = self._transfers.upload(
+                given_states.rows,
+                given_states.sources,
+                given_states.saved_tokens,
+                given_states.saved_rows,
+            )
+            lens = np.diff(inputs.query_start).tolist()
+            states = SequenceStates(query_start, rows, sources, saved_tokens, saved_rows, lens)
         if inputs.rope_positions is not None:
             (rope_positions,) = self._transfers.upload(inputs.rope_positions)
         if (given := inputs.embeddings) is not None:
@@ -207,6 +224,7 @@ class TorchModel:
             metadata,
             rope_positions,
             adapter_ids,
+            states,
             embeddings,
             inputs.columns,
         )
@@ -218,6 +236,7 @@ class TorchModel:
         metadata: AttentionMetadata,
         rope_positions: Tensor | None = None,
         adapter_ids: Tensor | None = None,
+        states: SequenceStates | None = None,
         embeddings: tuple[Tensor, Tensor] | None = None,
         columns: Tensor | None = None,
     ) -> Tensor:
@@ -230,6 +249,8 @@ class TorchModel:
             embeddings=embeddings,
             columns=columns,
             adapter_ids=adapter_ids,
+            state_memory=self._state_memory,
+            states=states,
         )
         return hidden
 

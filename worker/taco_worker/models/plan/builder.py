@@ -88,6 +88,7 @@ class PlanBuilder:
         self._buffers = {STREAM: hidden_size}
         self._parameters: dict[str, Parameter] = {}
         self._kv_entries: list[KVEntry] = []
+        self._num_states = 0
         self._rope_tables: dict[str, RopeTable] = {}
         self._embedding: list[Op] = []
         self._layers: list[tuple[Op, ...]] = []
@@ -241,6 +242,11 @@ class PlanBuilder:
     def kv_entry(self, entry: KVEntry) -> int:
         self._kv_entries.append(entry)
         return len(self._kv_entries) - 1
+
+    def state_entry(self) -> int:
+        """The index of the state of the recurrence that is added next."""
+        self._num_states += 1
+        return self._num_states - 1
 
     def write_kv(self, entry: KVEntry, key: Slice, value: Slice | None) -> int:
         """Declare an entry that the current layer writes; returns its index."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from taco_kernels.attention_options import BlockSparse
@@ -34,6 +35,8 @@ LLAMA_NAMES = TensorNames(
     ),
 )
 QUERY_TABLE = "query_rope"
+# A block in the place of attention: from its normed input to its output, as wide as the stream.
+Mixer = Callable[[PlanBuilder, Slice], Slice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,7 @@ class DecoderSpec:
     Attributes:
         attention: of each layer, without rope and window.
         attention_by_layer: instead of `attention`, where layers differ; with its head_dim.
+        mixers: per layer, a block instead of attention, such as a recurrence, or None.
         mlp: of layers without a mixture of experts.
         mixtures: per layer, a mixture of experts instead of `mlp`, or None.
         norm: of all norms of the stream.
@@ -125,6 +129,7 @@ class DecoderSpec:
     norms: LayerNorms = field(default_factory=LayerNorms)
     rotary: Rotary | None = None
     attention_by_layer: Sequence[AttentionSpec] | None = None
+    mixers: Sequence[Mixer | None] | None = None
     windows: Sequence[int | None] | None = None
     block_sparse: Sequence[BlockSparse | None] | None = None
     mixtures: Sequence[MoeSpec | None] | None = None
@@ -155,13 +160,14 @@ def decoder(architecture: str, spec: DecoderSpec) -> ModelPlan:
     for index in range(spec.sizes.num_layers):
         window = None if spec.windows is None else spec.windows[index]
         sparse = None if spec.block_sparse is None else spec.block_sparse[index]
-        attention = (
+        of_layer = (
             spec.attention if spec.attention_by_layer is None else spec.attention_by_layer[index]
         )
-        options = replace(attention, rope=ropes[index], window=window, block_sparse=sparse)
+        options = replace(of_layer, rope=ropes[index], window=window, block_sparse=sparse)
         mixture = None if spec.mixtures is None else spec.mixtures[index]
+        mixer = None if spec.mixers is None else spec.mixers[index]
         with b.layer(None if spec.stored_layers is None else spec.stored_layers[index]):
-            _layer(b, spec, options, mixture)
+            _layer(b, spec, mixer or partial(attention, spec=options), mixture)
     b.final_norm(spec.final_norm, spec.norm)
     head = spec.head
     b.head(
@@ -175,9 +181,7 @@ def decoder(architecture: str, spec: DecoderSpec) -> ModelPlan:
     return b.build(architecture, spec.sizes.max_position_embeddings, spec.names)
 
 
-def _layer(
-    b: PlanBuilder, spec: DecoderSpec, options: AttentionSpec, mixture: MoeSpec | None
-) -> None:
+def _layer(b: PlanBuilder, spec: DecoderSpec, mixer: Mixer, mixture: MoeSpec | None) -> None:
     norms = spec.norms
 
     def normed(name: str, module: str | None, x: Slice, out: Slice | None = None) -> Slice:
@@ -187,8 +191,8 @@ def _layer(
         y = block(x)
         b.residual(normed(f"{name}_out_norm", module, y, y), scale=spec.residual_scale)
 
-    def attend(x: Slice) -> Slice:
-        return attention(b, x, options)
+    def mix(x: Slice) -> Slice:
+        return mixer(b, x)
 
     def feed(x: Slice) -> Slice:
         return mlp(b, x, spec.mlp) if mixture is None else moe(b, x, mixture)
@@ -200,9 +204,9 @@ def _layer(
     if norms.sums == "parallel":
         other = None if norms.mlp_in is None else b.buffer("mlp_in", spec.sizes.hidden_size)
         y = x if other is None else normed("mlp_norm", norms.mlp_in, b.stream, other)
-        add("attn", norms.attn_out, attend, x)
+        add("attn", norms.attn_out, mix, x)
     else:
-        add("attn", norms.attn_out, attend, x)
+        add("attn", norms.attn_out, mix, x)
         y = block_input("mlp_norm", norms.mlp_in)
     add("mlp", norms.mlp_out, feed, y)
 

@@ -14,6 +14,13 @@ from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.input import Input
 from taco_worker.models.plan.ops.linear import HeadCopy, HeadLinear
 from taco_worker.models.plan.ops.op import Op
+from taco_worker.models.plan.ops.recurrence import (
+    Convolve,
+    DeltaRule,
+    Recurrence,
+    StateEntry,
+    StateSpace,
+)
 from taco_worker.models.plan.ops.rope import Rope
 from taco_worker.models.plan.parameters import Parameter
 from taco_worker.models.plan.slices import Slice
@@ -121,6 +128,11 @@ class ModelPlan:
         return frozenset(window for window in windows if window is not None)
 
     @property
+    def states(self) -> tuple[StateEntry, ...]:
+        """The states that a sequence has, one for each op that keeps one."""
+        return tuple(op.state for op in self.ops if isinstance(op, Recurrence))
+
+    @property
     def has_rope(self) -> bool:
         return bool(self.rope_tables)
 
@@ -155,6 +167,9 @@ def _check(plan: ModelPlan) -> None:
         _check_op(plan, op, written)
     if plan.logits_out is not None:
         _check_read(plan, plan.logits_out, written)
+    entries = [op.entry for op in plan.ops if isinstance(op, Recurrence)]
+    if entries != list(range(len(entries))):
+        raise ValueError(f"the states of a plan are {entries}, and must be numbered in order")
     if sum(isinstance(op, Input) for op in plan.ops) > 1:
         raise ValueError("a plan has one op Input at most")
     used = {name for op in chain(plan.ops, plan.logits) for name in op.parameters}
@@ -187,6 +202,11 @@ def _check_op(plan: ModelPlan, op: Op, written: set[str]) -> None:
             ends = last * op.x_stride + sizes[0], last * op.out_stride + sizes[1]
             if ends[0] > op.x.size or ends[1] > op.out.size:
                 raise ValueError(f"the heads of {op} do not fit its columns")
+        case Convolve():
+            if op.out.size != op.x.size or op.width < 2:
+                raise ValueError(f"the columns or the width of {op} do not fit")
+        case DeltaRule() | StateSpace():
+            _check_recurrence(op)
         case WriteKV():
             entry = plan.kv_entries[op.entry]
             values = 0 if op.value is None else op.value.size
@@ -198,6 +218,21 @@ def _check_op(plan: ModelPlan, op: Op, written: set[str]) -> None:
             sizes = op.num_heads * entry.key_dim, op.num_heads * entry.value_dim
             if (op.query.size, op.out.size) != sizes or op.num_heads % entry.num_heads:
                 raise ValueError(f"{op} does not fit {entry}")
+
+
+def _check_recurrence(op: DeltaRule | StateSpace) -> None:
+    keys, values = op.num_key_heads * op.key_dim, op.num_heads * op.value_dim
+    sizes = op.query.size, op.key.size, op.value.size, op.out.size
+    logits: tuple[Slice, ...] = (op.step,) if isinstance(op, StateSpace) else (op.beta,)
+    wanted = {op.num_heads}
+    if isinstance(op, DeltaRule) and op.decay.size != op.num_heads * op.key_dim:
+        logits = (*logits, op.decay)
+    if (
+        sizes != (keys, keys, values, values)
+        or {one.size for one in logits} != wanted
+        or op.num_heads % op.num_key_heads
+    ):
+        raise ValueError(f"the heads of {op} do not fit its columns")
 
 
 def _check_read(plan: ModelPlan, part: Slice, written: set[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from taco_worker.models.plan.views import (
     EveryRow,
     GroupedRows,
+    NegativeExp,
     PlusOne,
     Shape,
     Softplus,
@@ -89,7 +90,9 @@ class Parameter:
         """Whether it stays float32 in models of narrower dtypes, which would round it."""
         sources = (source for layout in self.layouts for source in layout)
         return any(
-            isinstance(view, PlusOne | Softplus) for source in sources for view in source.views
+            isinstance(view, NegativeExp | PlusOne | Softplus)
+            for source in sources
+            for view in source.views
         )
 
 

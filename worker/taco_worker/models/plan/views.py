@@ -167,6 +167,28 @@ class Softplus:
 
 
 @dataclass(frozen=True, slots=True)
+class NegativeExp:
+    """-exp(x) of numbers that are stored as x (rates of recurrences)."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def apply(self, tensor: Any) -> Any:
+        return -tensor.float().exp()
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """The factors of a convolution of each channel by itself, stored as [channels, 1, width]."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (shape[0], 1, shape[1])
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor.reshape(tensor.shape[0], tensor.shape[2])
+
+
+@dataclass(frozen=True, slots=True)
 class NormalizeRows:
     """Rows scaled to length 1 (Baichuan 2's LM head)."""
 

@@ -1,4 +1,4 @@
-"""Sums, factors, caps and gates of columns."""
+"""Sums, products, factors, caps and gates of columns."""
 
 from __future__ import annotations
 
@@ -75,6 +75,22 @@ class Xielu(InPlace):
     @property
     def parameters(self) -> Mapping[str, Shape]:
         return {self.weight: (4,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply(Op):
+    """x *= y"""
+
+    x: Slice
+    y: Slice
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return (self.x, self.y)
+
+    @property
+    def writes(self) -> tuple[Slice, ...]:
+        return (self.x,)
 
 
 @dataclass(frozen=True, slots=True)
