@@ -26,6 +26,7 @@ from taco_worker.models.plan.ops.attend import Attend
 from taco_worker.models.plan.ops.elementwise import Cap
 from taco_worker.models.plan.ops.embed import Embed
 from taco_worker.models.plan.ops.experts import Experts, Route
+from taco_worker.models.plan.ops.recurrence import Convolve, DeltaRule, StateSpace
 from taco_worker.models.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
@@ -143,6 +144,9 @@ def properties(plans: Sequence[ModelPlan]) -> Iterator[str]:
         "capped scores": any(op.cap for op in attends),
         "capped logits": any(isinstance(op, Cap) for plan in plans for op in plan.logits),
         "latent attention": any(entry.latent for plan in plans for entry in plan.kv_entries),
+        "gated delta rule": any(isinstance(op, DeltaRule) for op in ops),
+        "Mamba 2": any(isinstance(op, StateSpace) for op in ops),
+        "short convolutions": any(isinstance(op, Convolve) for op in ops),
         f"experts ({', '.join(routers)})": any(isinstance(op, Experts) for op in ops),
     }
     return (name for name, is_there in found.items() if is_there)

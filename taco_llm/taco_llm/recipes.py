@@ -21,10 +21,12 @@ from taco_worker.models.plan.decoder_block import (
     DecoderSpec,
     Head,
     LayerNorms,
+    Mixer,
     Rotary,
     Sizes,
     decoder,
 )
+from taco_worker.models.plan.delta_block import DeltaHeads, DeltaNetSpec, delta_net
 from taco_worker.models.plan.llama_block import (
     fused_mlp,
     head_norms,
@@ -36,6 +38,7 @@ from taco_worker.models.plan.llama_block import (
     rotary_by_type,
     two_layer_mlp,
 )
+from taco_worker.models.plan.mamba_block import MambaSpec, mamba
 from taco_worker.models.plan.mlp_block import (
     MlpSpec,
     MoeSpec,
@@ -47,6 +50,7 @@ from taco_worker.models.plan.mlp_block import (
 )
 from taco_worker.models.plan.model_plan import ModelPlan, TensorNames
 from taco_worker.models.plan.parameters import Source
+from taco_worker.models.plan.short_conv_block import ShortConvSpec, short_convolution
 from taco_worker.models.plan.slices import Slice
 from taco_worker.models.plan.sliding_windows import layer_types, windows_by_depth, windows_by_type
 from taco_worker.models.rope import RotaryConfig, scaled_max_position_embeddings
@@ -57,11 +61,15 @@ __all__ = [
     "AttentionSpec",
     "ConfigFields",
     "DecoderSpec",
+    "DeltaHeads",
+    "DeltaNetSpec",
     "Head",
     "HeadNorm",
     "Heads",
     "KVEntry",
     "LayerNorms",
+    "MambaSpec",
+    "Mixer",
     "MlpSpec",
     "ModelPlan",
     "Module",
@@ -72,6 +80,7 @@ __all__ = [
     "RopeSpec",
     "Rotary",
     "RotaryConfig",
+    "ShortConvSpec",
     "Sizes",
     "Slice",
     "Source",
@@ -79,6 +88,7 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "decoder",
+    "delta_net",
     "expert_layouts",
     "fused_mlp",
     "gated_mlp",
@@ -88,6 +98,7 @@ __all__ = [
     "llama_attention",
     "llama_mlp",
     "llama_spec",
+    "mamba",
     "mlp",
     "moe",
     "ops",
@@ -99,6 +110,7 @@ __all__ = [
     "rms",
     "rotary_by_type",
     "scaled_max_position_embeddings",
+    "short_convolution",
     "two_layer_mlp",
     "views",
     "windows_by_depth",

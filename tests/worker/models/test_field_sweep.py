@@ -37,7 +37,7 @@ REFUSED = {
 NOT_SWEPT = {"architectures", "model_type", "bos_token_id", "eos_token_id", "pad_token_id"}
 NOT_SWEPT |= {"text_config", "vision_config"}
 # transformers does not make a checkpoint with other numbers of layers and of layer_types.
-NOT_MADE = {"gpt_oss": {"num_hidden_layers"}}
+NOT_MADE = {name: {"num_hidden_layers"} for name in ("gpt_oss", "granite_moe_hybrid", "lfm2_moe")}
 
 
 def _cases() -> Iterator[Any]:

@@ -17,7 +17,7 @@ SLIDING = "sliding_attention"
 LLAMA, MISTRAL, PHI_3 = "llama-2-like", "mistral-7b-v0.1-like", "phi-3-mini-128k-like"
 GEMMA_2, GEMMA_3, SMOLLM_3 = "gemma-2-like", "gemma-3-1b-like", "smollm3-like"
 MIXTRAL, DEEPSEEK, MIMO = "mixtral-8x7b-like", "deepseek-v3-like", "mimo-v2-flash-like"
-EXAONE_4 = "exaone-4-pattern-like"
+EXAONE_4, QWEN_3_NEXT = "exaone-4-pattern-like", "qwen3-next-like"
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
     (LLAMA, {"num_key_value_heads": 4}, "6 attention heads cannot share 4 KV heads evenly"),
@@ -64,6 +64,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (DEEPSEEK, {"topk_group": 99}, "the best 99 of 4 groups cannot be chosen"),
     (DEEPSEEK, {"qk_rope_head_dim": 7}, "an even rotary_dim of 2 or more, not 7"),
     (DEEPSEEK, {"first_k_dense_replace": -3}, "must be an integer, 0 or above, not -3"),
+    (QWEN_3_NEXT, {"linear_num_key_heads": 4}, "6 heads of linear attention cannot share 4 key"),
+    (QWEN_3_NEXT, {"linear_conv_kernel_dim": 1}, "a convolution reads 2 tokens or more, not 1"),
+    (QWEN_3_NEXT, {"layer_types": ["mamba"] * 4}, "mamba"),
     (MIMO, {"rope_scaling": YARN}, "is not supported, only None"),
     (MIMO, {"hybrid_layer_pattern": [0, 1, 2]}, "hybrid_layer_pattern must be a list of 0 and 1"),
     (MIMO, {"mlp_layer_types": ["moe"] * 3}, "mlp_layer_types must be dense or sparse, not 'moe'"),

@@ -38,6 +38,8 @@ TOWERS: dict[str, dict[str, Any]] = {
     "aya-vision-like": {"model_type": "siglip_vision_model", **_TOWER},
     "qwen3-vl-like": _QWEN,
     "qwen3-vl-moe-like": _QWEN,
+    "qwen3.5-like": {**_DEEP, "out_hidden_size": 72},
+    "qwen3.5-moe-like": {**_DEEP, "out_hidden_size": 72},
     "glm-4.1v-like": {**_DEEP, "out_hidden_size": 96},
     "glm-4.5v-like": {**_DEEP, "out_hidden_size": 96},
     "llama-3.2-vision-like": _MLLAMA,

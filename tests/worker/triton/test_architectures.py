@@ -57,6 +57,11 @@ def test_experts_that_probabilities_with_a_bias_choose(tmp_path: Path) -> None:
     _assert_follows(variant, variant.make(tmp_path / "model"))
 
 
+@pytest.mark.parametrize("name", ["qwen3.5-like", "kimi-linear-like", "bamba-like", "lfm2-like"])
+def test_recurrences(tmp_path: Path, name: str) -> None:
+    _assert_follows(VARIANTS[name], VARIANTS[name].make(tmp_path / "model"))
+
+
 def _assert_follows(variant: Variant, path: Path) -> None:
     """Compare two sequences, one of them in two chunks, with the oracle."""
     first, second = token_sequences((21, 5))

@@ -118,6 +118,7 @@ class AttentionSpec:
         clip: limit of queries, keys and values, after their norms and before the rotation.
         sinks: stored tensor of one logit per head, or several: a checkpoint has one of them.
         gate: module whose sigmoid is a factor on each attended value, before the output projection.
+        gate_bias: it has a bias.
         value_scale: factor on the values.
     """
 
@@ -136,7 +137,8 @@ class AttentionSpec:
     sinks: str | Sequence[str] | None = None
     log_n: int | None = None
     block_sparse: BlockSparse | None = None
-    gate: str | None = None
+    gate: str | Module | None = None
+    gate_bias: bool = False
     value_scale: float = 1.0
 
 
@@ -151,8 +153,9 @@ def attention(b: PlanBuilder, x: Slice, spec: AttentionSpec) -> Slice:
     gate = None
     if spec.gate is not None:
         size = heads.num_heads * heads.value_head_dim
-        module = [Module(spec.gate, size)]
-        gate = b.linear(x, "attn.gate", module, out=b.buffer("attn_gate", size))
+        module = spec.gate if isinstance(spec.gate, Module) else Module(spec.gate, size)
+        gate = b.buffer("attn_gate", size)
+        b.linear(x, "attn.gate", [module], bias=spec.gate_bias, out=gate)
     norm = spec.head_norm
     if norm is not None and not norm.is_after_rope:
         _norm_heads(b, norm, heads.head_dim, query, key)

@@ -33,7 +33,7 @@ class LatentAttentionSpec:
         nope_dim, rope_dim: numbers of a query head without and with rotary positions.
         value_dim: numbers of a head's value.
         scale: factor on query-key products.
-        table: name of the rope table.
+        table: name of the rope table; None: there are no rotary positions (Kimi Linear).
         bias: the products that make latent vectors, and that of the output, have biases.
     """
 
@@ -45,7 +45,7 @@ class LatentAttentionSpec:
     rope_dim: int
     value_dim: int
     scale: float
-    table: str
+    table: str | None
     style: RopeStyle
     bias: bool = False
 
@@ -73,7 +73,8 @@ def latent_attention(b: PlanBuilder, x: Slice, spec: LatentAttentionSpec) -> Sli
     normed = key.columns(0, latent)
     b.norm(normed, "attn.kv_a_norm", f"{prefix}.kv_a_layernorm", _NORM, out=normed)
     rope_dim = spec.rope_dim
-    b.add(Rope(key.columns(latent, rope_dim), rope_dim, rope_dim, spec.table, 0, spec.style))
+    if spec.table is not None:
+        b.add(Rope(key.columns(latent, rope_dim), rope_dim, rope_dim, spec.table, 0, spec.style))
     attended = b.buffer("attended_latent", heads * latent)
     index = b.write_kv(entry, key, None)
     b.add(Attend(query, attended, index, heads, spec.scale))
@@ -103,7 +104,8 @@ def _query(b: PlanBuilder, x: Slice, spec: LatentAttentionSpec) -> Slice:
         module = f"{prefix}.q_b_proj"
     plain = b.buffer("query_heads", heads * dim)
     b.linear(x, "attn.q_proj", [Module(module, plain.size)], out=plain)
-    b.add(Rope(plain, dim, spec.rope_dim, spec.table, spec.nope_dim, spec.style))
+    if spec.table is not None:
+        b.add(Rope(plain, dim, spec.rope_dim, spec.table, spec.nope_dim, spec.style))
     width, latent = spec.entry.key_dim, spec.latent_size
     query = b.buffer("query", heads * width)
     shape = (latent, spec.nope_dim)
