@@ -60,6 +60,10 @@ PATTERNS: Mapping[str, tuple[str, ...]] = {
     "command-r": (r"\p{N}", _GPT2),
     "smollm": (r"\p{N}", _GPT2),
     "qwen2": (_like_cl100k(r"\p{N}"),),
+    "qwen35": (
+        rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}",
+    ),
     "stablelm2": (_like_cl100k(r"\p{N}"),),
     "llama-bpe": (_like_cl100k(r"\p{N}{1,3}"),),
     "glm4": (_like_cl100k(r"\p{N}{1,3}"),),
@@ -92,7 +96,7 @@ PATTERNS: Mapping[str, tuple[str, ...]] = {
     "minicpm5": (r"\p{N}{1,3}", _like_cl100k(r"\p{N}+")),
 }
 # Texts of these tokenizers are composed first, which llama.cpp leaves out.
-COMPOSED = ("qwen2", "olmo", "command-r")
+COMPOSED = ("qwen2", "qwen35", "olmo", "command-r")
 IGNORE_MERGES = ("llama-bpe", "glm4", "tekken", "kimi-k2", "youtu", "minicpm5")
 
 

@@ -16,6 +16,11 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 CL100K = rf"{_WORD_ENDINGS}|{_WORD}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 # Qwen 1 to 3
 QWEN = rf"{_WORD_ENDINGS}|{_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+# Qwen3.5: as QWEN, with marks in words
+QWEN35 = (
+    rf"{_WORD_ENDINGS}|{_WORD}[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 # Mistral
 TEKKEN = (
     rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*"
@@ -82,7 +87,8 @@ UNMARKED_START, MARK_AT_START = r"\A(?!\x{10FFFF})", r"\A\x{10FFFF}"
 SPACE_AT_START, SPACE_AT_END = r"\A ", r" \z"
 
 PUBLISHED_PATTERNS = frozenset(
-    {GPT2, CL100K, QWEN, TEKKEN, O200K, KIMI, DEEPSEEK, THREE_DIGITS, UP_TO_THREE_DIGITS}
+    {GPT2, CL100K, QWEN, QWEN35, TEKKEN, O200K, KIMI, DEEPSEEK}
+    | {THREE_DIGITS, UP_TO_THREE_DIGITS}
     | {CHINESE_OR_JAPANESE, LETTERS, PUNCTUATION, LINE_BREAK, CHINESE_OR_KOREAN, BLOOM}
     | {CASED_WORDS, ASCII_PUNCTUATION, END_OF_LINE, SEED_CODER, MINICPM, ASIAN_WORDS, YOUTU}
     | {UNMARKED_START, MARK_AT_START, SPACE_AT_START, SPACE_AT_END}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from support.gguf_files.blocks import quantized
 from support.gguf_files.other_tensors import OTHER_TENSORS, rows_form
 from support.gguf_files.parameters import add_parameters, num_blocks, rope_factors
+from support.gguf_files.recurrent import RECURRENT_ARCHITECTURES, tiled_columns
 from support.gguf_files.tokenizer import add_tokenizer
 
 ARCHITECTURES = {
@@ -95,10 +97,12 @@ ARCHITECTURES = {
     "StableLmForCausalLM": MODEL_ARCH.STABLELM,
     "Starcoder2ForCausalLM": MODEL_ARCH.STARCODER2,
     "XverseForCausalLM": MODEL_ARCH.XVERSE,
+    **RECURRENT_ARCHITECTURES,
 }
 _PERMUTED = (
     *(MODEL_ARCH.LLAMA, MODEL_ARCH.GRANITE, MODEL_ARCH.GRANITE_MOE),
     *(MODEL_ARCH.MISTRAL3, MODEL_ARCH.SMOLLM3, MODEL_ARCH.XVERSE),
+    MODEL_ARCH.GRANITE_HYBRID,
     *(MODEL_ARCH.ARCEE, MODEL_ARCH.DEEPSEEK, MODEL_ARCH.MINICPM, MODEL_ARCH.OLMO),
 )
 _SHIFTED = (MODEL_ARCH.GEMMA, MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3, MODEL_ARCH.NEMOTRON)
@@ -120,6 +124,7 @@ def write_gguf(
     file: Path,
     kind: str = "F32",
     *,
+    other_kinds: Mapping[str, str] = MappingProxyType({}),
     pre: str = "gpt-2",
     max_tensors: int = 0,
     old_latents: bool = False,
@@ -134,6 +139,7 @@ def write_gguf(
     Args:
         directory: of a checkpoint in Hugging Face's format with one weight file.
         kind: of all matrices whose columns are whole blocks; the others are float32.
+        other_kinds: of matrices, by a part of their names in the checkpoint.
         pre: name of the pre-tokenizer.
         max_tensors: of a file; 0: one file has all tensors.
         old_latents: as files before 2025 have DeepSeek's attention: kv_b_proj in one tensor.
@@ -155,9 +161,12 @@ def write_gguf(
             continue
         whole = np.atleast_1d(numbers)
         axes, shape = rows_form(config, architecture, name, whole.shape)
-        rows = np.ascontiguousarray(whole.reshape(shape).transpose(axes))
-        stored[name], values = _stored(name, rows, kind)
-        restored = values.transpose(np.argsort(axes))
+        ordered = np.ascontiguousarray(whole.reshape(shape).transpose(axes))
+        has_heads = tiled_columns(config, architecture, name, whole.shape) is not None
+        rows = ordered.reshape(whole.shape) if has_heads else ordered
+        own_kind = next((one for part, one in other_kinds.items() if part in name), kind)
+        stored[name], values = _stored(name, rows, own_kind)
+        restored = values.reshape(ordered.shape).transpose(np.argsort(axes))
         tensors[name] = np.ascontiguousarray(restored).reshape(whole.shape)
     save_file(tensors, weights, {"format": "pt"})
     names = gguf.get_tensor_name_map(architecture, num_blocks(config))
@@ -176,7 +185,8 @@ def write_gguf(
                 own = f"blk.{match[1]}.ffn_{part}.{i}.weight"
                 writer.add_tensor(own, np.ascontiguousarray(expert), raw_dtype=one.kind)
             continue
-        new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        own_name = name if ".nextn." in name else None  # which gguf-py's table may lack
+        new_name = own_name or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
         writer.add_tensor(new_name, np.ascontiguousarray(one.data), raw_dtype=one.kind)
     for name, factors in rope_factors(config).items():
@@ -268,7 +278,8 @@ def _converted(
             name = name.removeprefix("transformer.")
         if match := _EXPERT.fullmatch(name) or _HEAD.fullmatch(name):
             suffix = f".{match[3]}" if match.re is _EXPERT else ".weight"
-            merged = re.sub(r"model(.*)block_sparse_moe", r"\1feed_forward", match[1] + suffix)
+            own = re.compile(r"model(.*)(?:block_sparse_moe|feed_forward)")
+            merged = own.sub(r"\1feed_forward", match[1] + suffix)
             groups.setdefault(merged.removeprefix("."), {})[int(match[2])] = one
         else:
             yield name, _Stored(data, one.kind)

@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 from gguf import MODEL_ARCH, GGUFWriter
 
+from support.gguf_files.recurrent import RECURRENT_PARAMETERS
+
 _Config = dict[str, Any]
 _HUNYUAN_LENGTH = 256 * 1024
 
@@ -218,4 +220,5 @@ OTHER_PARAMETERS: Mapping[MODEL_ARCH, Callable[[GGUFWriter, _Config], None]] = {
     MODEL_ARCH.MPT: _mpt,
     MODEL_ARCH.OLMO: _olmo,
     MODEL_ARCH.ORION: _orion,
+    **RECURRENT_PARAMETERS,
 }

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from gguf import MODEL_ARCH
 
+from support.gguf_files.recurrent import RECURRENT_TENSORS, tiled_columns
+
 _TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc2?)\.weight$")
 _DBRX_EXPERTS = re.compile(r"\.ffn\.experts\.mlp\.(w1|v1|w2)$")
 _Config = dict[str, Any]
@@ -23,6 +25,8 @@ def rows_form(
     axes = tuple(range(len(shape)))
     if architecture in (MODEL_ARCH.GPT2, MODEL_ARCH.JAIS) and _TRANSPOSED.search(name):
         return axes[::-1], shape
+    if heads := tiled_columns(config, architecture, name, shape):
+        return (0, 2, 1, 3), heads
     if architecture is MODEL_ARCH.DBRX and (match := _DBRX_EXPERTS.search(name)):
         count = config["ffn_config"]["moe_num_experts"]
         stacked = (count, shape[0] // count, shape[1])
@@ -117,4 +121,5 @@ OTHER_TENSORS: Mapping[MODEL_ARCH, Callable[[_Config, str, np.ndarray], _Parts]]
     MODEL_ARCH.JAIS: _jais,
     MODEL_ARCH.MIMO2: _mimo2,
     MODEL_ARCH.QWEN3VLMOE: _qwen3_vl_moe,
+    **RECURRENT_TENSORS,
 }

@@ -11,7 +11,10 @@ from gguf import MODEL_ARCH, GGUFWriter
 
 from support.gguf_files.other_parameters import OTHER_PARAMETERS
 
-_WITHOUT_HEAD_SIZE = (MODEL_ARCH.GRANITE, MODEL_ARCH.GRANITE_MOE, MODEL_ARCH.CHATGLM)
+_WITHOUT_HEAD_SIZE = (
+    *(MODEL_ARCH.GRANITE, MODEL_ARCH.GRANITE_MOE, MODEL_ARCH.GRANITE_HYBRID),
+    MODEL_ARCH.CHATGLM,
+)
 _WITHOUT_RMS_NORM = (MODEL_ARCH.CHATGLM, MODEL_ARCH.ORION)
 _WITHOUT_THETA = (
     *(MODEL_ARCH.CHATGLM, MODEL_ARCH.BAICHUAN),
@@ -26,9 +29,11 @@ _SIGMOID = (
 
 
 def num_blocks(config: dict[str, Any]) -> int:
-    """Layers in a file: GLM 4.5's and Ling 2's have those that predict further tokens too."""
+    """Layers in a file; some models have those that predict further tokens too."""
     names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     count = next(config[name] for name in names if name in config)
+    if config["model_type"].startswith(("qwen3_5", "qwen3_next")):
+        return int(count + 1)
     has_others = config["model_type"] in ("glm4_moe", "bailing_moe_v2")
     return int(count + (config["num_nextn_predict_layers"] if has_others else 0))
 

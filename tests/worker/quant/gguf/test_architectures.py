@@ -45,6 +45,10 @@ _NAMES = (
     *("deepseek-moe-like", "ling-like", "granite-moe-shared-like", "glm-4.7-flash-like"),
     *("ling-2-like", "trinity-like", "jais-family-like", "jais-2-like", "dbrx-like"),
     *("mimo-v2-flash-like", "nemotron-nas-like", "decilm-7b-like"),
+    *("qwen3.5-like", "qwen3.5-text-like", "qwen3.5-moe-like", "qwen3.5-moe-transformers-5-like"),
+    *("qwen3-next-like", "lfm2-like", "lfm2-transformers-5-like"),
+    *("lfm2-moe-like", "lfm2-moe-stacked-like", "granite-4-small-like", "granite-4-micro-like"),
+    *("falcon-h1-like", "falcon-h1-normed-like"),
 )
 
 
@@ -94,6 +98,14 @@ _ASSUMED: Mapping[str, Mapping[str, Any]] = {
             "original_max_position_embeddings": 256,
         },
     },
+    "qwen3-next-like": {"mlp_only_layers": []},
+    "lfm2-moe-like": {"routed_scaling_factor": 1.0},
+    "lfm2-moe-stacked-like": {"routed_scaling_factor": 1.0},
+    "granite-4-micro-like": {
+        "layer_types": ["mamba", "attention", "mamba"],
+        "position_embedding_type": "nope",
+    },
+    "falcon-h1-normed-like": {"mamba_proj_bias": False},
     "minicpm3-like": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "qwen3-vl-moe-like": {
         "text_config": {
@@ -104,6 +116,11 @@ _ASSUMED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+_WIDE_DELTA: Mapping[str, Any] = {
+    "linear_value_head_dim": 32,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 32,
+}
 # Sizes of which rows are whole blocks.
 _WIDE: Mapping[str, Mapping[str, Any]] = {
     "ling-like": {
@@ -122,6 +139,18 @@ _WIDE: Mapping[str, Mapping[str, Any]] = {
         "ffn_config": {**VARIANTS["dbrx-like"].config["ffn_config"], "ffn_hidden_size": 64},
     },
     "nemotron-nas-like": {"hidden_size": 192},
+    "qwen3.5-text-like": _WIDE_DELTA,
+    "qwen3.5-moe-text-like": _WIDE_DELTA,
+    "qwen3-next-like": _WIDE_DELTA,
+    "lfm2-like": {"block_auto_adjust_ff_dim": False, "block_ff_dim": 64},
+    "lfm2-moe-like": {"moe_intermediate_size": 32},
+    "granite-4-small-like": {"shared_intermediate_size": 96, "mamba_d_head": 64},
+    "granite-4-micro-like": {"shared_intermediate_size": 64, "mamba_d_head": 64},
+    "falcon-h1-normed-like": {
+        "embedding_multiplier": 1.0,
+        "mlp_multipliers": [1.0, 1.0],
+        "ssm_multipliers": [1.0] * 5,
+    },
     "hunyuan-a13b-like": {
         "hidden_size": 192,
         "head_dim": 32,
@@ -164,6 +193,15 @@ def test_logits(name: str, tmp_path: Path) -> None:
         ("hunyuan-a13b-like", "Q8_0", {}),
         ("minimax-m2-like", "Q8_0", {}),
         ("minicpm3-like", "Q8_0", {}),
+        ("qwen3.5-text-like", "Q8_0", {"max_tensors": 3}),
+        ("qwen3.5-moe-text-like", "Q8_0", {}),
+        ("qwen3-next-like", "Q8_0", {}),
+        ("lfm2-like", "Q8_0", {}),
+        ("lfm2-moe-like", "Q4_0", {}),
+        ("granite-4-small-like", "Q8_0", {"max_tensors": 1}),
+        ("granite-4-micro-like", "Q8_0", {}),
+        ("falcon-h1-normed-like", "Q8_0", {}),
+        ("falcon-h1-normed-like", "F16", {}),
     ],
 )
 def test_forms_of_files(name: str, kind: str, old: dict[str, Any], tmp_path: Path) -> None:

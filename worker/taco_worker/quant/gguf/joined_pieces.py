@@ -11,6 +11,7 @@ from taco_worker.quant.gguf.blocks.matrix import SUFFIX, GgufMatrix
 from taco_worker.quant.gguf.header import TensorInfo
 from taco_worker.quant.gguf.name_table import NameTable
 from taco_worker.quant.gguf.pieces import Piece
+from taco_worker.quant.gguf.rows import TiledHeads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +25,7 @@ class JoinedRows:
     """
 
     parts: tuple[Piece, ...]
+    columns: TiledHeads | None = None
 
     @property
     def name(self) -> str:
@@ -76,6 +78,7 @@ class LatentHeads:
     values: TensorInfo
     block_type: BlockType | None = None
     dtype: str = "F32"
+    columns: TiledHeads | None = None
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:

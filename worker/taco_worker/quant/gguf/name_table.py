@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 LAYER, EXPERT = "{layer}", "{expert}"
+_SUFFIXES = ("weight", "bias")
 _LAYER_TENSOR = re.compile(r"blk\.(\d{1,4})\.(.+)")
 # Files of 2023 and early 2024 have a tensor for each expert.
 _EXPERT_TENSOR = re.compile(r"(ffn_(?:gate|up|down))\.(\d{1,4})")
+# By key: those of one key follow one another, as Hugging Face has them. Tiled: the first one of all
+# keys, then the second one of all keys.
+ValueHeads = Literal["by_key", "tiled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class NameTable:
         transposed: modules whose matrices Hugging Face stores as [in, out].
         joined_rows: modules whose rows are one matrix, in their order.
         joined_heads: keys and values of heads that are one matrix (`LatentHeads`).
+        norms_by_head: norms of queries and keys have weights for each head.
+        value_heads: order of the value heads of Gated DeltaNet; None: no layer has it.
     """
 
     layer: str
@@ -35,6 +42,8 @@ class NameTable:
     transposed: frozenset[str] = frozenset()
     joined_rows: tuple[str, ...] = ()
     joined_heads: tuple[str, ...] = ()
+    norms_by_head: bool = False
+    value_heads: ValueHeads | None = None
 
     def with_modules(self, *changed: Mapping[str, str], lacks: tuple[str, ...] = ()) -> NameTable:
         """With other names, and without the modules that the architecture lacks."""
@@ -53,7 +62,7 @@ class NameTable:
 
         None: the architecture has no such tensor.
         """
-        base, dot, suffix = name.rpartition(".")
+        base, suffix = split_suffix(name)
         match = _LAYER_TENSOR.fullmatch(base)
         layer = "" if match is None else f"{self.layer}.{match[1]}"
         own = base if match is None else match[2]
@@ -64,9 +73,15 @@ class NameTable:
             module = self.modules.get(own)
         if module is None or (LAYER in module) != (match is not None):
             return None
-        return own, module.replace(LAYER, layer), dot + suffix
+        return own, module.replace(LAYER, layer), suffix
 
 
 def by_parts(prefix: str, **modules: str) -> dict[str, str]:
     """Modules of a layer by the file's names; `prefix` is before all of them."""
     return {name: f"{LAYER}.{prefix}{module}" for name, module in modules.items()}
+
+
+def split_suffix(name: str) -> tuple[str, str]:
+    """A tensor's name without its suffix, and the suffix, which some lack (`blk.0.ssm_a`)."""
+    base, dot, suffix = name.rpartition(".")
+    return (base, dot + suffix) if suffix in _SUFFIXES else (name, "")

@@ -9,19 +9,30 @@ from typing import Any
 
 from taco_worker.quant.gguf.blocks.block_types import BlockType
 from taco_worker.quant.gguf.blocks.matrix import SUFFIX, GgufMatrix
+from taco_worker.quant.gguf.blocks.reordered_columns import ReorderedColumns
 from taco_worker.quant.gguf.checkpoint import open_checkpoint
+from taco_worker.quant.gguf.rows import TiledHeads
 
 
 @dataclass(frozen=True, slots=True)
 class GgufQuantization:
-    """The types of a model's matrices, by their tensors in Hugging Face's format."""
+    """The types of a model's matrices, by their tensors in Hugging Face's format.
+
+    Attributes:
+        columns: of matrices whose columns the files have in another order, this order.
+    """
 
     types: Mapping[str, BlockType]
+    columns: Mapping[str, TiledHeads]
     method = "gguf"
 
-    def format_of(self, module: str, n: int, k: int) -> GgufMatrix | None:
-        kind = self.types.get(module + SUFFIX)
-        return None if kind is None else GgufMatrix(kind, n, k)
+    def format_of(self, module: str, n: int, k: int) -> GgufMatrix | ReorderedColumns | None:
+        name = module + SUFFIX
+        if name not in self.types:
+            return None
+        matrix = GgufMatrix(self.types[name], n, k)
+        order = self.columns.get(name)
+        return matrix if order is None else ReorderedColumns(matrix, order)
 
     def is_extra(self, name: str) -> bool:
         return False
@@ -37,5 +48,6 @@ def read(config: Mapping[str, Any], model_dir: Path) -> GgufQuantization:
         raise ValueError(
             f"{files[0].resolve()} has changed since {model_dir} was made: start again"
         )
-    types = {one.name: one.block_type for one in checkpoint}
-    return GgufQuantization({name: kind for name, kind in types.items() if kind is not None})
+    types = {one.name: kind for one in checkpoint if (kind := one.block_type) is not None}
+    columns = {one.name: order for one in checkpoint if (order := one.columns) is not None}
+    return GgufQuantization(types, columns)

@@ -65,3 +65,72 @@ class HeadsByKind:
         counts = [size * self.num_heads, size * self.num_kv_heads, size * self.num_kv_heads]
         groups = [part.unflatten(0, (self.num_kv_heads, -1)) for part in tensor.split(counts)]
         return torch.cat(groups, 1).flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TiledHeads:
+    """Value heads of Gated DeltaNet: the first one of all keys, then the second one of all keys.
+
+    In Hugging Face's order the heads of one key follow one another.
+
+    Attributes:
+        start: rows before those of value heads.
+        num_keys: key heads.
+        per_key: value heads of each.
+        size: rows of a value head.
+    """
+
+    start: int
+    num_keys: int
+    per_key: int
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Rows of all value heads."""
+        return self.num_keys * self.per_key * self.size
+
+    def check(self, num_rows: int) -> None:
+        if num_rows != self.start + self.count:
+            raise ValueError(
+                f"it has {num_rows} rows, not {self.num_keys * self.per_key} value heads of "
+                f"{self.size} after {self.start} others"
+            )
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        import torch
+
+        heads = tensor[self.start :].unflatten(0, (self.per_key, self.num_keys, self.size))
+        return torch.cat([tensor[: self.start], heads.transpose(0, 1).flatten(0, 2)])
+
+
+@dataclass(frozen=True, slots=True)
+class PartsByKey:
+    """Parts of a matrix that has all parts of one key head, then all of the next (Qwen3-Next).
+
+    Attributes:
+        num_keys: key heads.
+        sizes: rows of each part of one key head.
+        chosen: the parts that are wanted, by their index.
+    """
+
+    num_keys: int
+    sizes: tuple[int, ...]
+    chosen: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Rows of the wanted parts."""
+        return self.num_keys * sum(self.sizes[one] for one in self.chosen)
+
+    def check(self, num_rows: int) -> None:
+        if num_rows != self.num_keys * sum(self.sizes):
+            raise ValueError(
+                f"it has {num_rows} rows, not {self.num_keys} key heads of {sum(self.sizes)}"
+            )
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        import torch
+
+        parts = tensor.unflatten(0, (self.num_keys, -1)).split(self.sizes, 1)
+        return torch.cat([parts[one].flatten(0, 1) for one in self.chosen])

@@ -9,40 +9,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from taco_worker.quant.gguf.module_names import (
+    EXPERTS,
+    GRANITE_EXPERTS,
+    HEAD_NORMS,
+    LLAMA,
+    SHARED_EXPERT,
+    SHARED_EXPERTS,
+)
 from taco_worker.quant.gguf.name_table import EXPERT, NameTable, by_parts
+from taco_worker.quant.gguf.recurrent_names import RECURRENT_TABLES
 
 # ERNIE's vector, which Hugging Face stores as [1, experts].
 MOE_STATICS = "moe_statics.e_score_correction_bias"
-_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_ATTENTION = by_parts(
-    "self_attn.", attn_q="q_proj", attn_k="k_proj", attn_v="v_proj", attn_output="o_proj"
-)
-_NORMS = by_parts("", attn_norm="input_layernorm", ffn_norm="post_attention_layernorm")
-_HEAD_NORMS = by_parts("self_attn.", attn_q_norm="q_norm", attn_k_norm="k_norm")
-_MLP = by_parts("mlp.", ffn_gate="gate_proj", ffn_up="up_proj", ffn_down="down_proj")
-_EXPERTS = by_parts(
-    "mlp.",
-    ffn_gate_inp="gate",
-    ffn_gate_exps=f"experts.{EXPERT}.gate_proj",
-    ffn_up_exps=f"experts.{EXPERT}.up_proj",
-    ffn_down_exps=f"experts.{EXPERT}.down_proj",
-)
-_SHARED_EXPERT = by_parts(
-    "mlp.",
-    ffn_gate_inp_shexp="shared_expert_gate",
-    ffn_gate_shexp="shared_expert.gate_proj",
-    ffn_up_shexp="shared_expert.up_proj",
-    ffn_down_shexp="shared_expert.down_proj",
-)
-_SHARED_EXPERTS = by_parts(
-    "mlp.",
-    ffn_gate_shexp="shared_experts.gate_proj",
-    ffn_up_shexp="shared_experts.up_proj",
-    ffn_down_shexp="shared_experts.down_proj",
-)
 _CORRECTED_EXPERTS = {
-    **_EXPERTS,
-    **_SHARED_EXPERTS,
+    **EXPERTS,
+    **SHARED_EXPERTS,
     **by_parts("mlp.", exp_probs_b="gate.e_score_correction_bias"),
 }
 _MIXTRAL_EXPERTS = by_parts(
@@ -64,8 +46,7 @@ _SANDWICH = by_parts(
     post_ffw_norm="post_feedforward_layernorm",
 )
 _NORM_AFTER_ATTENTION = by_parts("", post_attention_norm="post_attention_layernorm")
-_LLAMA = NameTable("model.layers", {**_ENDS, **_ATTENTION, **_NORMS, **_MLP})
-_GEMMA = replace(_LLAMA, shifted_norms=True)
+_GEMMA = replace(LLAMA, shifted_norms=True)
 _BLOOM = NameTable(
     "h",
     {
@@ -151,29 +132,29 @@ _DBRX = NameTable(
         **by_parts("ffn.", ffn_down_exps=f"experts.{EXPERT}.down_proj"),
     },
 )
-_HUNYUAN = _LLAMA.with_modules(
+_HUNYUAN = LLAMA.with_modules(
     by_parts("self_attn.", attn_q_norm="query_layernorm", attn_k_norm="key_layernorm")
 )
 _TABLES = {
-    "llama": replace(_LLAMA, permuted=True),
-    "mistral3": replace(_LLAMA, permuted=True),
-    "qwen2": _LLAMA,
-    "qwen2vl": _LLAMA,
-    "qwen2moe": _LLAMA.with_modules(_EXPERTS, _SHARED_EXPERT),
-    "qwen3": _LLAMA.with_modules(_HEAD_NORMS),
-    "qwen3moe": _LLAMA.with_modules(_HEAD_NORMS, _EXPERTS),
-    "olmoe": _LLAMA.with_modules(_HEAD_NORMS, _EXPERTS),
-    "olmo2": _LLAMA.with_modules(_HEAD_NORMS, _SANDWICH, lacks=("attn_norm", "ffn_norm")),
+    "llama": replace(LLAMA, permuted=True),
+    "mistral3": replace(LLAMA, permuted=True),
+    "qwen2": LLAMA,
+    "qwen2vl": LLAMA,
+    "qwen2moe": LLAMA.with_modules(EXPERTS, SHARED_EXPERT),
+    "qwen3": LLAMA.with_modules(HEAD_NORMS),
+    "qwen3moe": LLAMA.with_modules(HEAD_NORMS, EXPERTS),
+    "olmoe": LLAMA.with_modules(HEAD_NORMS, EXPERTS),
+    "olmo2": LLAMA.with_modules(HEAD_NORMS, _SANDWICH, lacks=("attn_norm", "ffn_norm")),
     "gemma": _GEMMA,
     "gemma2": _GEMMA.with_modules(_SANDWICH),
-    "gemma3": _GEMMA.with_modules(_SANDWICH, _HEAD_NORMS),
-    "phi2": _LLAMA.with_modules(
+    "gemma3": _GEMMA.with_modules(_SANDWICH, HEAD_NORMS),
+    "phi2": LLAMA.with_modules(
         {"output_norm": "model.final_layernorm"},
         by_parts("self_attn.", attn_output="dense"),
         by_parts("mlp.", ffn_up="fc1", ffn_down="fc2"),
         lacks=("ffn_norm", "ffn_gate"),
     ),
-    "phi3": _LLAMA.with_modules(
+    "phi3": LLAMA.with_modules(
         by_parts("self_attn.", attn_qkv="qkv_proj"),
         by_parts("mlp.", ffn_up="gate_up_proj"),
         lacks=("ffn_gate",),
@@ -182,136 +163,126 @@ _TABLES = {
     "bloom": _BLOOM.with_modules({"token_embd_norm": "word_embeddings_layernorm"}),
     "gpt2": replace(_GPT2, transposed=_GPT2_TRANSPOSED),
     "starcoder": _GPT2,
-    "starcoder2": _LLAMA.with_modules(
+    "starcoder2": LLAMA.with_modules(
         by_parts("mlp.", ffn_up="c_fc", ffn_down="c_proj"), lacks=("ffn_gate",)
     ),
-    "stablelm": _LLAMA.with_modules(
+    "stablelm": replace(LLAMA, norms_by_head=True).with_modules(
         by_parts("self_attn.", attn_q_norm="q_layernorm", attn_k_norm="k_layernorm")
     ),
-    "nemotron": replace(_LLAMA, shifted_norms=True).with_modules(lacks=("ffn_gate",)),
-    "command-r": _LLAMA.with_modules(_HEAD_NORMS, lacks=("ffn_norm",)),
-    "cohere2": _LLAMA.with_modules(lacks=("ffn_norm",)),
-    "granite": replace(_LLAMA, permuted=True),
+    "nemotron": replace(LLAMA, shifted_norms=True).with_modules(lacks=("ffn_gate",)),
+    "command-r": LLAMA.with_modules(HEAD_NORMS, lacks=("ffn_norm",)),
+    "cohere2": LLAMA.with_modules(lacks=("ffn_norm",)),
+    "granite": replace(LLAMA, permuted=True),
     "granitemoe": replace(
-        _LLAMA, permuted=True, joined_rows=("ffn_gate_shexp", "ffn_up_shexp")
-    ).with_modules(
-        by_parts(
-            "block_sparse_moe.",
-            ffn_gate_inp="router.layer",
-            ffn_gate_exps=f"experts.{EXPERT}.gate_proj",
-            ffn_up_exps=f"experts.{EXPERT}.up_proj",
-            ffn_down_exps=f"experts.{EXPERT}.down_proj",
-        ),
-        by_parts("shared_mlp.", ffn_gate_shexp="input_linear", ffn_up_shexp="input_linear"),
-        by_parts("shared_mlp.", ffn_down_shexp="output_linear"),
-    ),
-    "gpt-oss": _LLAMA.with_modules(
-        _EXPERTS,
+        LLAMA, permuted=True, joined_rows=("ffn_gate_shexp", "ffn_up_shexp")
+    ).with_modules(GRANITE_EXPERTS),
+    "gpt-oss": LLAMA.with_modules(
+        EXPERTS,
         _NORM_AFTER_ATTENTION,
         by_parts("", attn_sinks="self_attn.sinks", ffn_gate_inp="mlp.router"),
         lacks=("ffn_norm",),
     ),
-    "glm4": _LLAMA.with_modules(
+    "glm4": LLAMA.with_modules(
         by_parts("", post_attention_norm="post_self_attn_layernorm"),
         by_parts("", post_ffw_norm="post_mlp_layernorm", ffn_up="mlp.gate_up_proj"),
         lacks=("ffn_gate",),
     ),
-    "smollm3": replace(_LLAMA, permuted=True),
-    "internlm2": replace(_LLAMA, permuted=True),
+    "smollm3": replace(LLAMA, permuted=True),
+    "internlm2": replace(LLAMA, permuted=True),
     "baichuan": replace(
-        _LLAMA, permuted=True, joined_rows=("attn_q", "attn_k", "attn_v")
+        LLAMA, permuted=True, joined_rows=("attn_q", "attn_k", "attn_v")
     ).with_modules(by_parts("self_attn.", attn_q="W_pack", attn_k="W_pack", attn_v="W_pack")),
-    "chatglm": _LLAMA.with_modules(by_parts("mlp.", ffn_up="gate_up_proj"), lacks=("ffn_gate",)),
-    "glm4moe": _LLAMA.with_modules(
-        _HEAD_NORMS,
+    "chatglm": LLAMA.with_modules(by_parts("mlp.", ffn_up="gate_up_proj"), lacks=("ffn_gate",)),
+    "glm4moe": LLAMA.with_modules(
+        HEAD_NORMS,
         _CORRECTED_EXPERTS,
         _NORM_AFTER_ATTENTION,
         lacks=("ffn_norm",),
     ),
-    "deepseek2": replace(_LLAMA, joined_heads=("attn_k_b", "attn_v_b")).with_modules(
+    "deepseek2": replace(LLAMA, joined_heads=("attn_k_b", "attn_v_b")).with_modules(
         _CORRECTED_EXPERTS,
         _LATENTS,
         by_parts("self_attn.", attn_k_b="kv_b_proj", attn_v_b="kv_b_proj"),
         lacks=("attn_k", "attn_v"),
     ),
-    "phimoe": _LLAMA.with_modules(_MIXTRAL_EXPERTS),
+    "phimoe": LLAMA.with_modules(_MIXTRAL_EXPERTS),
     "gptneox": _NEOX,
     "qwen": _QWEN,
-    "xverse": replace(_LLAMA, permuted=True),
-    "ernie4_5": _LLAMA,
-    "seed_oss": _LLAMA.with_modules(_NORM_AFTER_ATTENTION, lacks=("ffn_norm",)),
-    "exaone4": _LLAMA.with_modules(_HEAD_NORMS, _SANDWICH, lacks=("attn_norm", "ffn_norm")),
+    "xverse": replace(LLAMA, permuted=True),
+    "ernie4_5": LLAMA,
+    "seed_oss": LLAMA.with_modules(_NORM_AFTER_ATTENTION, lacks=("ffn_norm",)),
+    "exaone4": LLAMA.with_modules(HEAD_NORMS, _SANDWICH, lacks=("attn_norm", "ffn_norm")),
     "exaone": _EXAONE,
     "hunyuan-dense": _HUNYUAN,
     "hunyuan-moe": _HUNYUAN.with_modules(
-        _EXPERTS,
+        EXPERTS,
         by_parts("mlp.", ffn_gate_inp="gate.wg", ffn_down_shexp="shared_mlp.down_proj"),
         by_parts("mlp.shared_mlp.", ffn_gate_shexp="gate_proj", ffn_up_shexp="up_proj"),
     ),
-    "arcee": replace(_LLAMA, permuted=True).with_modules(lacks=("ffn_gate",)),
-    "minimax-m2": _LLAMA.with_modules(
-        _HEAD_NORMS,
+    "arcee": replace(LLAMA, permuted=True).with_modules(lacks=("ffn_gate",)),
+    "minimax-m2": LLAMA.with_modules(
+        HEAD_NORMS,
         _MIXTRAL_EXPERTS,
         by_parts("block_sparse_moe.", exp_probs_b="e_score_correction_bias"),
     ),
-    "dots1": _LLAMA.with_modules(_HEAD_NORMS, _CORRECTED_EXPERTS),
-    "ernie4_5-moe": _LLAMA.with_modules(
-        _EXPERTS, _SHARED_EXPERTS, by_parts("mlp.", exp_probs_b=MOE_STATICS)
+    "dots1": LLAMA.with_modules(HEAD_NORMS, _CORRECTED_EXPERTS),
+    "ernie4_5-moe": LLAMA.with_modules(
+        EXPERTS, SHARED_EXPERTS, by_parts("mlp.", exp_probs_b=MOE_STATICS)
     ),
-    "olmo": replace(_LLAMA, permuted=True).with_modules(
+    "olmo": replace(LLAMA, permuted=True).with_modules(
         lacks=("attn_norm", "ffn_norm", "output_norm")
     ),
-    "qwen3vl": _LLAMA.with_modules(_HEAD_NORMS),
-    "qwen3vlmoe": _LLAMA.with_modules(_HEAD_NORMS, _EXPERTS),
-    "minicpm": replace(_LLAMA, permuted=True),
-    "minicpm3": _LLAMA.with_modules(_LATENTS, lacks=("attn_q", "attn_k", "attn_v")),
-    "orion": _LLAMA,
+    "qwen3vl": LLAMA.with_modules(HEAD_NORMS),
+    "qwen3vlmoe": LLAMA.with_modules(HEAD_NORMS, EXPERTS),
+    "minicpm": replace(LLAMA, permuted=True),
+    "minicpm3": LLAMA.with_modules(_LATENTS, lacks=("attn_q", "attn_k", "attn_v")),
+    "orion": LLAMA,
     "mpt": _MPT,
-    "deepseek": replace(_LLAMA, permuted=True).with_modules(_EXPERTS, _SHARED_EXPERTS),
+    "deepseek": replace(LLAMA, permuted=True).with_modules(EXPERTS, SHARED_EXPERTS),
     "jais": replace(_GPT2, transposed=_GPT2_TRANSPOSED | {"ffn_gate"}).with_modules(
         by_parts("mlp.", ffn_gate="c_fc2")
     ),
-    "jais2": _LLAMA.with_modules(lacks=("ffn_gate",)),
-    "afmoe": _LLAMA.with_modules(
-        _HEAD_NORMS,
-        _EXPERTS,
-        _SHARED_EXPERTS,
+    "jais2": LLAMA.with_modules(lacks=("ffn_gate",)),
+    "afmoe": LLAMA.with_modules(
+        HEAD_NORMS,
+        EXPERTS,
+        SHARED_EXPERTS,
         _NORM_AFTER_ATTENTION,
         by_parts("", ffn_norm="pre_mlp_layernorm", post_ffw_norm="post_mlp_layernorm"),
         by_parts("", attn_gate="self_attn.gate_proj"),
         by_parts("mlp.", ffn_gate_inp="router.gate", exp_probs_b="expert_bias"),
     ),
-    "bailingmoe2": _LLAMA.with_modules(
+    "bailingmoe2": LLAMA.with_modules(
         {"token_embd": "model.word_embeddings"},
-        _EXPERTS,
-        _SHARED_EXPERTS,
+        EXPERTS,
+        SHARED_EXPERTS,
         by_parts("attention.", attn_qkv="query_key_value", attn_output="dense"),
         by_parts("attention.", attn_q_norm="query_layernorm", attn_k_norm="key_layernorm"),
         by_parts("mlp.", exp_probs_b="gate.expert_bias"),
         lacks=("attn_q", "attn_k", "attn_v"),
     ),
     "dbrx": _DBRX,
-    "mimo2": _LLAMA.with_modules(
+    "mimo2": LLAMA.with_modules(
         _CORRECTED_EXPERTS, by_parts("self_attn.", attn_sinks="attention_sink_bias")
     ),
-    "deci": replace(_LLAMA, permuted=True),
+    "deci": replace(LLAMA, permuted=True),
     "bailingmoe": replace(
-        _LLAMA, permuted=True, joined_rows=("attn_q", "attn_k", "attn_v")
+        LLAMA, permuted=True, joined_rows=("attn_q", "attn_k", "attn_v")
     ).with_modules(
         {"token_embd": "model.word_embeddings"},
-        _EXPERTS,
-        _SHARED_EXPERTS,
+        EXPERTS,
+        SHARED_EXPERTS,
         by_parts("attention.", attn_q="query_key_value", attn_k="query_key_value"),
         by_parts("attention.", attn_v="query_key_value", attn_output="dense"),
     ),
 }
-NAME_TABLES: Mapping[str, NameTable] = MappingProxyType(_TABLES)
+NAME_TABLES: Mapping[str, NameTable] = MappingProxyType({**_TABLES, **RECURRENT_TABLES})
 MIXTRAL = _TABLES["llama"].with_modules(_MIXTRAL_EXPERTS)
 # Falcon with one norm for attention and one for the MLP.
 FALCON_TWO_NORMS = _BLOOM.with_modules(
     by_parts("", attn_norm="ln_mlp", attn_norm_2="ln_attn"), lacks=("ffn_norm",)
 )
 # Names of these modules are those of tensors.
-WITHOUT_SUFFIX = ("attn_sinks", "exp_probs_b")
+WITHOUT_SUFFIX = ("attn_sinks", "exp_probs_b", "ssm_a", "ssm_d", "ssm_dt")
 # Tensors that are part of the configuration.
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

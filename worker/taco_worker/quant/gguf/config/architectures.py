@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from taco_worker.quant.gguf.config.gpt_family import GPT_FAMILY
-from taco_worker.quant.gguf.config.llama_family import LLAMA_FAMILY
+from taco_worker.quant.gguf.config.llama_family import LLAMA_FAMILY, granite_factors
 from taco_worker.quant.gguf.config.mixtures import MIXTURES
+from taco_worker.quant.gguf.config.recurrent import RECURRENT
 from taco_worker.quant.gguf.config.shared_experts import SHARED_EXPERTS
 from taco_worker.quant.gguf.config.source import (
     ConfigSource,
@@ -219,17 +220,9 @@ def _cohere2(source: ConfigSource) -> Fields:
 
 
 def _granite(source: ConfigSource) -> Fields:
-    metadata = source.metadata
-    return decoder(
-        source,
-        "GraniteForCausalLM",
-        "granite",
-        attention_bias=source.has("attn_q.bias"),
-        attention_multiplier=metadata.number("attention.scale", source.head_dim**-0.5),
-        embedding_multiplier=metadata.number("embedding_scale", 1.0),
-        residual_multiplier=metadata.number("residual_scale", 1.0),
-        logits_scaling=metadata.number("logit_scale", 1.0),
-    )
+    bias = source.has("attn_q.bias")
+    factors = granite_factors(source)
+    return decoder(source, "GraniteForCausalLM", "granite", attention_bias=bias, **factors)
 
 
 def _granite_moe(source: ConfigSource) -> Fields:
@@ -320,6 +313,7 @@ ARCHITECTURES: Mapping[str, Callable[[ConfigSource], Fields]] = {
     **GPT_FAMILY,
     **LLAMA_FAMILY,
     **MIXTURES,
+    **RECURRENT,
     **SHARED_EXPERTS,
     **UNEVEN_LAYERS,
 }

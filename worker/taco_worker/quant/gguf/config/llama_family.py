@@ -166,6 +166,17 @@ def _minicpm3(source: ConfigSource) -> Fields:
     }
 
 
+def granite_factors(source: ConfigSource) -> Fields:
+    """The four factors of Granite 3 and 4."""
+    metadata = source.metadata
+    return {
+        "attention_multiplier": metadata.number("attention.scale", source.head_dim**-0.5),
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale", 1.0),
+    }
+
+
 LLAMA_FAMILY: Mapping[str, Callable[[ConfigSource], Fields]] = {
     "ernie4_5": _ernie4_5,
     "seed_oss": _seed_oss,

@@ -36,7 +36,7 @@ def _hunyuan_moe(source: ConfigSource) -> Fields:
 
 
 def _minimax_m2(source: ConfigSource) -> Fields:
-    _check_gating(source)
+    check_gating(source)
     return decoder(
         source,
         "MiniMaxM2ForCausalLM",
@@ -49,7 +49,7 @@ def _minimax_m2(source: ConfigSource) -> Fields:
 
 
 def _dots1(source: ConfigSource) -> Fields:
-    _check_gating(source)
+    check_gating(source)
     return decoder(
         source,
         "Dots1ForCausalLM",
@@ -100,7 +100,7 @@ def _bailing_moe(source: ConfigSource) -> Fields:
 
 
 def _bailing_moe_2(source: ConfigSource) -> Fields:
-    _check_gating(source)
+    check_gating(source)
     own = routed_experts(source)
     return decoder(
         source,
@@ -118,7 +118,7 @@ def _bailing_moe_2(source: ConfigSource) -> Fields:
 
 
 def _afmoe(source: ConfigSource) -> Fields:
-    _check_gating(source)
+    check_gating(source)
     metadata = source.metadata
     return decoder(
         source,
@@ -162,7 +162,7 @@ def _dbrx(source: ConfigSource) -> Fields:
     }
 
 
-def _check_gating(source: ConfigSource) -> None:
+def check_gating(source: ConfigSource) -> None:
     """Raises ValueError for experts that are not chosen by sigmoids."""
     if (gating := source.metadata.optional_size("expert_gating_func")) not in (None, SIGMOID):
         name = source.metadata.architecture

@@ -64,6 +64,10 @@ class ConfigSource:
         """Whether the first layer has a tensor."""
         return f"blk.0.{name}" in self.tensors
 
+    def some_layer_has(self, name: str) -> bool:
+        """Whether any layer has a tensor."""
+        return any(f"blk.{layer}.{name}" in self.tensors for layer in range(self.num_layers))
+
     def rows(self, name: str) -> int:
         """Rows of a matrix of the first layer that has it, or of one of its experts."""
         names = (f"blk.{layer}.{name}" for layer in range(self.num_layers))
@@ -93,11 +97,12 @@ def decoder(source: ConfigSource, architecture: str, model_type: str, **changes:
         "hidden_size": source.hidden_size,
         "num_hidden_layers": source.num_layers,
         "num_attention_heads": source.num_heads,
-        "num_key_value_heads": source.num_kv_heads,
         "head_dim": source.head_dim,
         "max_position_embeddings": metadata.size("context_length"),
         **rope_settings(metadata, source.rope_factors),
     }
+    if "num_key_value_heads" not in changes:
+        fields["num_key_value_heads"] = source.num_kv_heads
     if metadata.get("feed_forward_length") is not None:
         fields["intermediate_size"] = metadata.size("feed_forward_length")
     if metadata.get("attention.layer_norm_rms_epsilon") is not None:
