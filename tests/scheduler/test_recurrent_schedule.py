@@ -145,7 +145,7 @@ def test_no_sequence_continues_from_a_wrong_state(
             case "submit" if waiting:
                 handle, fields = waiting.pop(0)
                 driver.submit(handle, **fields)
-            case "again":  # the next turn of a conversation, under a handle of its own
+            case "again":  # the next turn of a conversation, under a new handle
                 handle = 100 + len(driver.plans) % 7
                 done = [key for key in driver.got.reasons if key[0] < len(workload)]
                 if done and not any(key[0] == handle for key in driver.got.tokens):
