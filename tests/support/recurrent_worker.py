@@ -11,7 +11,7 @@ from support.fake_worker import FakeWorker, require, worker_info
 from taco_proto.steps import JoinedSequences, StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.kv.radix_node import Node
 from taco_scheduler.kv.recurrent_block_manager import RecurrentBlockManager
-from taco_scheduler.kv.sequence_states import NO_SNAPSHOT
+from taco_scheduler.kv.sequence_snapshots import NO_SNAPSHOT
 
 State = tuple[str, str, tuple[int, ...]]  # adapter, salt, tokens
 

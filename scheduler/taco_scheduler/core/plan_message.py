@@ -7,7 +7,7 @@ import numpy as np
 
 from taco_proto.steps import EMPTY, BlockCopies, IntArray, JoinedSequences, PlannedDrafts, StepPlan
 from taco_scheduler.core.step_rows import NOTHING_SAVED, SavedStates, StepRows
-from taco_scheduler.kv.sequence_states import NO_SNAPSHOT
+from taco_scheduler.kv.sequence_snapshots import NO_SNAPSHOT
 from taco_scheduler.state.batch import Batch
 from taco_scheduler.state.in_flight import InFlightStep
 from taco_scheduler.state.sequence import Sequence

@@ -8,7 +8,7 @@ import numpy as np
 from taco_scheduler.core.step_rows import NOTHING_SAVED, SavedStates, StepRows
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.recurrent_block_manager import RecurrentBlockManager
-from taco_scheduler.kv.sequence_states import NO_SNAPSHOT
+from taco_scheduler.kv.sequence_snapshots import NO_SNAPSHOT
 from taco_scheduler.state.batch import Batch
 from taco_scheduler.state.sequence import Sequence
 

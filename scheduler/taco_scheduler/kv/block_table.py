@@ -6,7 +6,7 @@ from taco_scheduler.kv.block_ids import BlockIds
 from taco_scheduler.kv.disk_transfers import PrefixSave
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.radix_node import Node
-from taco_scheduler.kv.sequence_states import SequenceStates
+from taco_scheduler.kv.sequence_snapshots import SequenceSnapshots
 
 
 @dataclass(slots=True, eq=False)
@@ -36,4 +36,4 @@ class BlockTable:
     sealed: bool = False
     is_discarded: bool = False
     save: PrefixSave | None = None
-    states: SequenceStates | None = None
+    states: SequenceSnapshots | None = None

@@ -1,11 +1,13 @@
 """Block manager of a recurrent model: a cached prefix ends where a state snapshot exists."""
 
+from itertools import islice
+
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.prefix_match import up_to_snapshot
-from taco_scheduler.kv.radix_node import CachedPrefix
-from taco_scheduler.kv.sequence_states import NO_SNAPSHOT, SequenceStates
+from taco_scheduler.kv.radix_node import CachedPrefix, Node
+from taco_scheduler.kv.sequence_snapshots import NO_SNAPSHOT, SequenceSnapshots
 from taco_scheduler.kv.state_snapshots import StateSnapshots
 
 
@@ -74,7 +76,7 @@ class RecurrentBlockManager(BlockManager):
         )
         if table is None:
             return None
-        table.states = SequenceStates()
+        table.states = SequenceSnapshots()
         if table.num_cached_tokens:
             assert table.node is not None
             table.states.joined_from = self.snapshots.read(table.node)
@@ -97,12 +99,16 @@ class RecurrentBlockManager(BlockManager):
         if states.pending != NO_SNAPSHOT:
             self.snapshots.overwrite(states.pending, step_id)
         else:
-            snapshot = self.snapshots.take(step_id)
+            snapshot = self.snapshots.take(step_id, self._pinned_ends)
             if snapshot is None:
                 return None
             states.pending = snapshot
         states.pending_position = position
         return states.pending
+
+    def _pinned_ends(self) -> set[Node]:
+        """The ends of the newest pinned prefixes: pins keep half of the snapshots at most."""
+        return set(islice(self._pins.nodes(), self.snapshots.num_snapshots // 2))
 
     def confirm(self, step_id: int) -> None:
         super().confirm(step_id)

@@ -2,6 +2,7 @@
 
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Set
 
 from taco_scheduler.kv.radix_node import Node
 
@@ -13,8 +14,8 @@ class StateSnapshots:
     position in the radix tree, the end of a block, and holds the state after the tokens up to
     there. A node that a position belongs to lists it in `Node.snapshots`.
 
-    When none is free, the cached snapshot is evicted that was used least recently (LRU). Its KV
-    blocks stay cached.
+    When none is free, the cached snapshot is evicted that was used least recently (LRU), those at
+    the ends of pinned prefixes last. Its KV blocks stay cached.
 
     A plan may read cached snapshots for joining sequences and write others. It must not write one
     that it reads: from `read` to `end_plan`, a snapshot is not evicted.
@@ -41,8 +42,11 @@ class StateSnapshots:
     def num_pending(self) -> int:
         return self.num_used - len(self._nodes)
 
-    def take(self, step_id: int) -> int | None:
+    def take(self, step_id: int, pinned_ends: Callable[[], Set[Node]] = frozenset) -> int | None:
         """Take a snapshot, which is pending then, for a step to write.
+
+        Args:
+            pinned_ends: the nodes at whose ends snapshots are evicted last.
 
         Returns:
             None if all snapshots are pending or read by the next plan.
@@ -53,14 +57,24 @@ class StateSnapshots:
             snapshot = self._num_ever_used
             self._num_ever_used += 1
         else:
-            unread = (snapshot for snapshot in self._nodes if snapshot not in self._reads)
-            evicted = next(unread, None)
+            evicted = self._oldest(pinned_ends())
             if evicted is None:
                 return None
             self._detach(evicted)
             snapshot = evicted
         self._unconfirmed[snapshot] = step_id
         return snapshot
+
+    def _oldest(self, pinned_ends: Set[Node]) -> int | None:
+        """The cached snapshot to evict; None: the next plan reads all of them."""
+        first = None
+        for snapshot, node in self._nodes.items():
+            if snapshot in self._reads:
+                continue
+            if node not in pinned_ends or node.snapshots.get(node.num_blocks) != snapshot:
+                return snapshot
+            first = snapshot if first is None else first
+        return first
 
     def overwrite(self, snapshot: int, step_id: int) -> None:
         """Record that a step writes a pending snapshot again."""

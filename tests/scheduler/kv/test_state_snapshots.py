@@ -16,7 +16,7 @@ from taco_scheduler.kv.prefix_match import up_to_snapshot
 from taco_scheduler.kv.radix_node import Node, Root
 from taco_scheduler.kv.radix_tree import RadixTree
 from taco_scheduler.kv.recurrent_block_manager import RecurrentBlockManager
-from taco_scheduler.kv.sequence_states import NO_SNAPSHOT, SequenceStates
+from taco_scheduler.kv.sequence_snapshots import NO_SNAPSHOT, SequenceSnapshots
 from taco_scheduler.kv.state_snapshots import StateSnapshots
 
 pytestmark = pytest.mark.slow
@@ -48,6 +48,35 @@ def test_the_least_recently_used_snapshot_is_evicted() -> None:
     assert pool.take(2) == second
     assert node.snapshots == {4: first}
     assert (pool.num_used, pool.num_pending) == (2, 1)
+
+
+def test_snapshots_at_the_ends_of_pinned_prefixes_are_evicted_last() -> None:
+    pool, node, other = StateSnapshots(3), a_node(), a_node()
+    inside, end, free = cached(pool, node, 2), cached(pool, node, 4), cached(pool, other, 4)
+    taken = [pool.take(2, lambda: {node}) for _ in range(4)]
+    assert taken == [inside, free, end, None]
+
+
+def test_a_pinned_prefix_keeps_its_state() -> None:
+    manager = RecurrentBlockManager(100, BLOCK_SIZE, 4)
+    pinned = tuple(range(9))
+    for number in range(12):
+        tokens = pinned if number == 0 else tuple(range(100 * number, 100 * number + 9))
+        table = manager.allocate(pack(tokens), len(tokens), NAMESPACE)
+        assert table is not None
+        assert manager.save_state(table, 8, number) is not None
+        manager.snapshots.end_plan()
+        manager.publish(table, pack(tokens), len(tokens), None)
+        manager.confirm(number)
+        manager.release(table, pack(tokens), len(tokens))
+        if number == 0:
+            assert manager.pin_prefix(pack(tokens), NAMESPACE, until=10.0)
+    assert manager.find(pack(pinned), NAMESPACE).num_blocks * BLOCK_SIZE == 8
+    manager.expire(11.0)
+    assert manager.snapshots.num_used == 4
+    for number in range(4):
+        assert manager.snapshots.take(20 + number) is not None
+    assert manager.find(pack(pinned), NAMESPACE).num_blocks == 0
 
 
 def test_what_the_next_plan_reads_is_not_written_by_it() -> None:
@@ -95,7 +124,7 @@ def test_unused_snapshots_cost_no_memory() -> None:
 def test_a_chunk_saves_one_state(
     positions: list[int], num_computed: int, num_tokens: int, expected: int
 ) -> None:
-    states = SequenceStates(positions=positions)
+    states = SequenceSnapshots(positions=positions)
     assert states.limit_chunk(num_computed, num_tokens) == expected
 
 

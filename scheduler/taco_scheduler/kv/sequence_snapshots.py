@@ -6,7 +6,7 @@ NO_SNAPSHOT = -1  # in place of a snapshot's number
 
 
 @dataclass(slots=True)
-class SequenceStates:
+class SequenceSnapshots:
     """Where a sequence's recurrent state comes from, and where it is saved.
 
     Attributes:
