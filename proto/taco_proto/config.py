@@ -173,6 +173,7 @@ class WorkerConfig:
         max_num_seqs: rows of the persistent batch.
         max_num_batched_tokens: maximum tokens of a step; a GPU reserves memory for them.
         max_logprobs: maximum log probabilities of a position; -1: all of the vocabulary.
+        enable_prefix_caching: a model with recurrent states stores snapshots of them.
         num_threads: threads of the model; None: one a core.
         attention_backend: triton, xformers or torch; None: the device's default.
         gpu_memory_utilization: share of the GPU's memory that may be used, 0 to 1.
@@ -208,6 +209,7 @@ class WorkerConfig:
     num_blocks: int | None = None
     max_num_seqs: int = 256
     max_logprobs: int = 20
+    enable_prefix_caching: bool = True
     num_threads: int | None = None
     max_num_batched_tokens: int = 2048
     attention_backend: str | None = None

@@ -56,9 +56,9 @@ def test_max_model_len_beyond_the_model(checkpoint: Path) -> None:
 
 
 def test_an_unknown_architecture(checkpoint: Path) -> None:
-    rewrite_config(checkpoint, architectures=["MambaForCausalLM"])
+    rewrite_config(checkpoint, architectures=["RwkvForCausalLM"])
     message = refusal(checkpoint)
-    assert "architecture MambaForCausalLM is not supported; similar names: " in message
+    assert "architecture RwkvForCausalLM is not supported; similar names: " in message
     assert message.endswith(f"docs/models.md lists all {len(supported_architectures())} that are")
     assert len(message) < 250
 

@@ -120,7 +120,11 @@ class Worker:
             )
             drafter = make_drafter(config.speculation, self._model, limits)
             config = fit_host_tier(config)
-            max_model_len, num_blocks = size_kv_cache(config, self._model, transfers, drafter)
+            num_rows = config.max_num_seqs + num_snapshots
+            state_bytes = num_rows * state_row_bytes(self._model.plan.states)
+            max_model_len, num_blocks = size_kv_cache(
+                config, self._model, transfers, drafter, state_bytes=state_bytes
+            )
             self._model.allocate_kv(num_blocks, config.block_size, max_model_len)
             host_store = make_host_block_store(config, self._model, transfers)
         except (ValueError, torch.OutOfMemoryError) as error:

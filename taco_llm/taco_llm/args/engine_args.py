@@ -450,6 +450,7 @@ class EngineArgs(DeviceArgs):
             num_blocks=self.num_gpu_blocks_override,
             max_num_seqs=self.max_num_seqs,
             max_logprobs=self.max_logprobs,
+            enable_prefix_caching=self.enable_prefix_caching,
             num_threads=self.num_threads,
             max_num_batched_tokens=self.max_num_batched_tokens,
             attention_backend=self.attention_backend,

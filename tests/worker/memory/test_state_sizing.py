@@ -56,6 +56,15 @@ def test_memory_bounds_sequences_then_snapshots(
     assert fitting(plan, 20 * row, monkeypatch, shared) == (5, 5)
 
 
+def test_without_a_prefix_cache_there_are_no_snapshots(
+    plan: ModelPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = 5 * state_row_bytes(plan.states)
+    alone = replace(CONFIG, enable_prefix_caching=False)
+    assert fitting(plan, 100 * row, monkeypatch, alone) == (8, 0)
+    assert fitting(plan, 5 * row, monkeypatch, alone) == (5, 0)
+
+
 def test_too_little_memory_is_an_error(plan: ModelPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no memory for recurrent states"):
         fitting(plan, 4 * state_row_bytes(plan.states), monkeypatch)

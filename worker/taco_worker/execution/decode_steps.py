@@ -64,7 +64,7 @@ class DecodeSteps:
             return None
         try:
             self._decode()
-        except MemoryError:  # the usual way splits such a step
+        except MemoryError:  # the usual way splits such a step, or fails it
             np.subtract.at(self._batch.num_blocks, appended_slots, 1)
             return None
         rows.end()

@@ -42,6 +42,8 @@ def size_kv_cache(
     model: StepModel,
     transfers: Transfers,
     drafter: Drafter | None = None,
+    *,
+    state_bytes: int = 0,
 ) -> tuple[int, int]:
     """Compute the longest sequence in tokens and the number of KV blocks.
 
@@ -51,6 +53,7 @@ def size_kv_cache(
     Args:
         drafter: the drafter on the worker, if any. If it keeps KV for the same tokens, the size of
             a block includes it.
+        state_bytes: memory of recurrent states, which is allocated but not touched on a CPU.
 
     Raises:
         ValueError: the model or the memory does not allow the configured length or block count.
@@ -60,7 +63,9 @@ def size_kv_cache(
     block_bytes = model.kv_block_bytes(block_size)
     if isinstance(drafter, DrafterWithKV):
         block_bytes += block_size * drafter.kv_bytes_per_token
-    num_blocks = _num_blocks(config, model, transfers, drafter, max_model_len, block_bytes)
+    num_blocks = _num_blocks(
+        config, model, transfers, drafter, max_model_len, block_bytes, state_bytes
+    )
     if max_model_len > num_blocks * block_size:
         if wanted_len is not None:
             missing_blocks = -(-wanted_len // block_size) - num_blocks
@@ -82,6 +87,7 @@ def _num_blocks(
     drafter: Drafter | None,
     max_model_len: int,
     block_bytes: int,
+    state_bytes: int,
 ) -> int:
     if transfers.device.type == "cuda":
         if config.num_blocks is not None:
@@ -89,7 +95,7 @@ def _num_blocks(
             available = torch.cuda.mem_get_info(transfers.device)[0]
             return _checked(config.num_blocks, block_bytes, available)
         return _measured(config, model, transfers, drafter, max_model_len, block_bytes)
-    available = available_cpu_memory()
+    available = max(0, available_cpu_memory() - state_bytes * config.num_local_workers)
     if config.num_blocks is not None:
         return _checked(config.num_blocks, block_bytes, max(0, available - config.host_kv_bytes))
     return num_cpu_blocks(

@@ -37,13 +37,15 @@ def fit_states(
     if not plan.states:
         return config, 0
     if transfers.device.type == "cuda":
+        torch.cuda.empty_cache()  # free what loading left in torch's cache
         free, total = torch.cuda.mem_get_info(transfers.device)
         available = max(0, free - int(total * (1 - config.gpu_memory_utilization)))
     else:
         available = available_cpu_memory() // config.num_local_workers
     row_bytes = state_row_bytes(plan.states)
     num_rows = int(available * _STATE_SHARE) // row_bytes
-    max_num_seqs = min(config.max_num_seqs, max(1, num_rows // 2))
+    most = max(1, num_rows // 2) if config.enable_prefix_caching else num_rows
+    max_num_seqs = min(config.max_num_seqs, most)
     if num_rows < 1:
         raise ValueError(
             f"no memory for recurrent states: those of a sequence take {mebibytes(row_bytes)}, and "
@@ -56,5 +58,7 @@ def fit_states(
             config.max_num_seqs,
             mebibytes(row_bytes),
         )
-    num_snapshots = min(_SNAPSHOTS_PER_SEQUENCE * max_num_seqs, num_rows - max_num_seqs)
+    num_snapshots = 0
+    if config.enable_prefix_caching:
+        num_snapshots = min(_SNAPSHOTS_PER_SEQUENCE * max_num_seqs, num_rows - max_num_seqs)
     return replace(config, max_num_seqs=max_num_seqs), num_snapshots

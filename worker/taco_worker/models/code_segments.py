@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from taco_worker.models.plan.exact_parameters import exact_parameters
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.parameters import Parameter, Source, weight_format
 from taco_worker.quant.weight_format import CodeLayout, OnlineQuantization, Quantization
@@ -39,7 +40,10 @@ def code_segments(
         ValueError: the checkpoint's format cannot store one of the matrices.
     """
     segments: dict[str, tuple[CodeSegment, ...]] = {}
+    exact = frozenset() if online is None else exact_parameters(plan)
     for name, parameter in plan.parameters.items():
+        if name in exact:
+            continue
         found = _segments(parameter, quantization, online)
         if found is not None and any(segment.layout is not None for segment in found):
             segments[name] = found

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from taco_kernels.group_codes import GroupCodes
 from taco_worker.models.mapped_pages import MappedPages
+from taco_worker.models.plan.exact_parameters import exact_parameters
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.parameters import Fill
 from taco_worker.models.weight_sink import WeightSink
@@ -143,9 +144,11 @@ class QuantizingSink:
         self.dtype, self.device = sink.dtype, sink.device
         self._sink = sink
         self._method = method
+        exact = exact_parameters(plan)
         self._modules = {
             (name, source.start): source.module
             for name, parameter in plan.parameters.items()
+            if name not in exact
             for layout in parameter.layouts
             for source in layout
         }

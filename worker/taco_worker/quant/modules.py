@@ -14,16 +14,13 @@ from taco_worker.quant.expressions import check_expressions, expression
 
 Settings = TypeVar("Settings")
 
-# Parts of the names of embeddings, LM heads, routers, convolutions, and the gates of recurrences,
-# which methods at load leave as they are.
+# Parts of the names of embeddings, LM heads and routers, which methods at load leave as they are.
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 _OTHERS = _ROUTERS | frozenset(
     {
         *("lm_head", "embed_out", "output_layer", "output"),
         *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "tok_embeddings"),
         *("word_embeddings", "embedding", "embeddings"),
-        *("conv", "conv1d", "q_conv1d", "k_conv1d", "v_conv1d"),
-        *("in_proj_a", "in_proj_b", "in_proj_ba", "a_proj", "b_proj"),
     }
 )
 _OUTER = ("model", "language_model", "text_model", "transformer")
@@ -36,7 +33,7 @@ _PLAIN = re.compile(r"[\w.-]*")
 
 
 def is_linear(module: str) -> bool:
-    """Whether a matrix is that of a linear layer or an expert, and is not among `_OTHERS`."""
+    """Whether a matrix is that of a linear layer or an expert: no LM head, router or embedding."""
     return _OTHERS.isdisjoint(module.split("."))
 
 

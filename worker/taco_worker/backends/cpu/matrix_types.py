@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container
 from itertools import chain
 
 from taco_worker.backends.cpu.lowered_ops import MatrixType
+from taco_worker.models.plan.exact_parameters import exact_parameters
 from taco_worker.models.plan.model_plan import ModelPlan
-from taco_worker.models.plan.ops.experts import Experts, Route
+from taco_worker.models.plan.ops.experts import Experts
 from taco_worker.models.plan.ops.linear import HeadLinear, Linear
-from taco_worker.models.plan.ops.op import Op
-from taco_worker.models.plan.ops.recurrence import DeltaRule, StateSpace
-from taco_worker.models.plan.slices import Slice
 
 
 def matrix_types(
@@ -24,8 +22,7 @@ def matrix_types(
 ) -> dict[str, MatrixType]:
     """The type of each matrix that products use, by parameter.
 
-    Routers are never quantized: a rounded weight may choose another expert. Nor are the gates of
-    recurrences, whose errors add up over a sequence.
+    Those of `exact_parameters` are never quantized.
 
     Args:
         number_type: of matrices that are not quantized.
@@ -38,23 +35,8 @@ def matrix_types(
     for op in ops:
         if isinstance(op, Experts):
             types |= {op.gate_up: quantized, op.down: quantized}
-    exact = {op.logits for op in ops if isinstance(op, Route)} | set(_gates(ops))
-    types |= {
-        op.weight: number_type
-        for op in ops
-        if isinstance(op, Linear) and any(op.out.covers(part) for part in exact)
-    }
+    types |= dict.fromkeys(exact_parameters(plan) & types.keys(), number_type)
     if quantizes_lm_head:
         heads = [op.weight for op in plan.logits if isinstance(op, Linear)]
         types |= {name: "i8" for name in heads[-1:] if name not in coded}
     return types
-
-
-def _gates(ops: Iterable[Op]) -> Iterator[Slice]:
-    """The logits of the decays, steps and strengths of recurrences."""
-    for op in ops:
-        match op:
-            case DeltaRule():
-                yield from (op.decay, op.beta)
-            case StateSpace():
-                yield op.step

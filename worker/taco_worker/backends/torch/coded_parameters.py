@@ -9,6 +9,7 @@ from math import prod
 from taco_kernels.packed_size import packed_bytes
 from taco_worker.models.code_segments import CodeSegment, code_segments
 from taco_worker.models.config import ModelConfig
+from taco_worker.models.plan.exact_parameters import exact_parameters
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.plan.ops.experts import Experts
 from taco_worker.models.plan.ops.linear import Linear
@@ -24,7 +25,8 @@ def coded_parameters(model: ModelConfig, stored_as: str | None) -> CodedParamete
     Others, such as embeddings, also if the LM head shares them, are dequantized.
 
     Args:
-        stored_as: "int8": all matrices get 8-bit codes at load; None: those of the checkpoint.
+        stored_as: "int8": all matrices but those of `exact_parameters` get 8-bit codes at load;
+            None: those of the checkpoint.
 
     Raises:
         ValueError: the checkpoint's format cannot store one of the matrices.
@@ -34,7 +36,8 @@ def coded_parameters(model: ModelConfig, stored_as: str | None) -> CodedParamete
     if stored_as is None:
         found = code_segments(plan, model.quantization, model.online_quantization)
     else:
-        found = {name: (_int8_rows(plan, name),) for name in names}
+        exact = exact_parameters(plan)
+        found = {name: (_int8_rows(plan, name),) for name in names if name not in exact}
     return {
         name: found[name]
         for name, others in names.items()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
+from taco_worker.backends.torch.step_buffers import StepBuffers, StepTokens
 
 Parameters = Mapping[str, nn.Parameter]
 

@@ -22,7 +22,7 @@ from taco_worker.backends.torch.recurrence_modules import (
     DeltaRuleModule,
     StateSpaceModule,
 )
-from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
+from taco_worker.backends.torch.step_buffers import StepBuffers, StepTokens
 from taco_worker.layers.attention import attention_options
 from taco_worker.layers.linear import Linear
 from taco_worker.layers.ops import LayerOps

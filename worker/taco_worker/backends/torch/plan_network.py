@@ -15,7 +15,7 @@ from taco_worker.backends.torch.adapters import AdapterWeights
 from taco_worker.backends.torch.coded_weight import CodedWeight
 from taco_worker.backends.torch.fusion import TorchOp, fuse
 from taco_worker.backends.torch.op_modules import ExpertsModule, make_module
-from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
+from taco_worker.backends.torch.step_buffers import StepBuffers, StepTokens
 from taco_worker.layers.ops import LayerOps
 from taco_worker.layers.rotary import cos_sin_table
 from taco_worker.layers.sequence_states import SequenceStates, StateMemory

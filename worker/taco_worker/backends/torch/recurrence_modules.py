@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from taco_worker.backends.torch.op_module import OpModule, Parameters
-from taco_worker.backends.torch.step_state import StepBuffers, StepTokens
+from taco_worker.backends.torch.step_buffers import StepBuffers, StepTokens
 from taco_worker.layers.ops import LayerOps
 from taco_worker.models.plan.ops.recurrence import Convolve, DeltaRule, StateSpace
 

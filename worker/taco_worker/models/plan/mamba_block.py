@@ -43,7 +43,7 @@ class MambaSpec:
         num_groups: keys, each shared by neighbouring heads; also parts that are normed separately.
         state_size: columns of a key.
         width: tokens that the convolution reads.
-        norm: of the output; None: there is none.
+        norm: of the output; None: it has none.
         norm_comes_first: the norm comes before the gate.
         step_limits: smallest and greatest step size.
     """
