@@ -19,7 +19,9 @@ def kv_bytes_per_token(checkpoint: Path) -> int:
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     num_kv_heads = config.get("num_key_value_heads", num_heads)
-    return 2 * config["num_hidden_layers"] * num_kv_heads * head_dim * 2
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    num_layers = sum(kind != "linear_attention" for kind in kinds)
+    return 2 * num_layers * num_kv_heads * head_dim * 2
 
 
 def longest_sequence(checkpoint: Path) -> int:
