@@ -73,8 +73,8 @@ def test_a_directory_without_its_tokenizer(tmp_path: Path) -> None:
 def test_an_architecture_without_a_recipe(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model")
     config = model / "config.json"
-    config.write_text(config.read_text().replace("LlamaForCausalLM", "MambaForCausalLM"))
-    assert_refused_at_once(Serving(tmp_path, model), "MambaForCausalLM", "docs/models.md")
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "DiffLlamaForCausalLM"))
+    assert_refused_at_once(Serving(tmp_path, model), "DiffLlamaForCausalLM", "docs/models.md")
 
 
 def test_a_length_that_the_model_does_not_have(tmp_path: Path, checkpoint: Path) -> None:

@@ -56,9 +56,9 @@ def test_max_model_len_beyond_the_model(checkpoint: Path) -> None:
 
 
 def test_an_unknown_architecture(checkpoint: Path) -> None:
-    rewrite_config(checkpoint, architectures=["RwkvForCausalLM"])
+    rewrite_config(checkpoint, architectures=["DiffLlamaForCausalLM"])
     message = refusal(checkpoint)
-    assert "architecture RwkvForCausalLM is not supported; similar names: " in message
+    assert "architecture DiffLlamaForCausalLM is not supported; similar names: " in message
     assert message.endswith(f"docs/models.md lists all {len(supported_architectures())} that are")
     assert len(message) < 250
 

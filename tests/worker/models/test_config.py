@@ -228,13 +228,13 @@ def test_sampling_defaults(tmp_path: Path) -> None:
         ("[]", "is not a JSON object"),
         ("{}", r"architecture \(config.json names none\) is not supported"),
         (
-            '{"architectures": ["Qwen3NextForCausalLM"]}',
-            "similar names: Qwen3ForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeFor.*; docs/",
+            '{"architectures": ["Qwen4ExpForCausalLM"]}',
+            "similar names: Qwen3NextForCausalLM, QWenLMHeadModel, Qwen3MoeForCausalLM; docs/",
         ),
         (
-            '{"architectures": ["MambaForCausalLM"]}',
-            r"MambaForCausalLM is not supported; similar names: Mllama.*, Llama.*; docs.* \d+ that "
-            "are$",
+            '{"architectures": ["DiffLlamaForCausalLM"]}',
+            r"DiffLlamaForCausalLM is not supported; similar names: Llama.*, Mllama.*; docs.* \d+ "
+            "that are$",
         ),
         ('{"architectures": ["LlamaForCausalLM"]}', "has no 'intermediate_size'"),
     ],
