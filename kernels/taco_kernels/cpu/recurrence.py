@@ -16,10 +16,8 @@ from taco_kernels.cpu.recurrence_structs import (
     TokenColumns,
 )
 from taco_kernels.library import CpuKernels
+from taco_kernels.recurrence_limits import check_key_dim, check_width
 
-# Limits of csrc/recurrence/.
-MAX_WIDTH = 8  # of a convolution
-MAX_KEY_DIM = 256
 DELTA_RULE, STATE_SPACE = 0, 1
 
 
@@ -72,7 +70,7 @@ def convolve(
         out: as x, may be x.
 
     Raises:
-        ValueError: a width from 2 to MAX_WIDTH is needed, or a tensor has another type or strides.
+        ValueError: the width is not supported, or a tensor has another type or strides.
     """
     columns, width = weight.shape
     check_width(width)
@@ -111,7 +109,7 @@ def delta_rule(
     key_dim]. All but value are changed.
 
     Raises:
-        ValueError: key_dim is greater than MAX_KEY_DIM, or a tensor has another type or strides.
+        ValueError: the keys are too long, or a tensor has another type or strides.
     """
     call, out = _recurrence(DELTA_RULE, query, key, value, sequences)
     call.rates, call.bias = rates.data_ptr(), decay_bias.data_ptr()
@@ -149,18 +147,6 @@ def state_space(
     call.decay = _columns(step)
     kernels.lib.taco_recur(kernels.pool, ctypes.byref(call))
     return out
-
-
-def check_width(width: int) -> None:
-    """Raises ValueError if the kernels have no convolution of that width."""
-    if not 2 <= width <= MAX_WIDTH:
-        raise ValueError(f"convolutions of 2 to {MAX_WIDTH} tokens are supported, not {width}")
-
-
-def check_key_dim(key_dim: int) -> None:
-    """Raises ValueError if the kernels have no recurrence with keys of that size."""
-    if key_dim > MAX_KEY_DIM:
-        raise ValueError(f"keys of a recurrence have {MAX_KEY_DIM} columns at most, not {key_dim}")
 
 
 def _recurrence(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taco_kernels.cpu.recurrence import check_key_dim, check_width
+from taco_kernels.recurrence_limits import check_key_dim, check_width
 from taco_worker.backends.cpu.lowered_ops import LoweredOp
 from taco_worker.backends.cpu.readers import Readers
 from taco_worker.models.plan.ops.recurrence import Convolve, DeltaRule, StateSpace

@@ -11,7 +11,7 @@
 namespace TACO_ISA {
 
 constexpr int64_t CONVOLVED_COLUMNS = 16 * LANES;  // of a piece of work
-constexpr int64_t MAX_WIDTH = 8;                   // taco_kernels/cpu/recurrence.py
+constexpr int64_t MAX_WIDTH = 8;                   // taco_kernels/recurrence_limits.py
 
 // The convolution of some columns in one sequence. Inputs are copied, since outputs may replace
 // them.

@@ -10,7 +10,7 @@ namespace TACO_ISA {
 
 // Columns of a slice: the state of a head of 128 keys is then half of a first-level cache.
 constexpr int64_t SLICE_COLUMNS = 2 * LANES;
-constexpr int64_t MAX_KEY_DIM = 256;  // taco_kernels/cpu/recurrence.py
+constexpr int64_t MAX_KEY_DIM = 256;  // taco_kernels/recurrence_limits.py
 
 // [key_dim, SLICE_COLUMNS]; columns from `columns` on are zero.
 class StateSlice {
