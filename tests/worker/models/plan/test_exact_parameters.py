@@ -26,13 +26,13 @@ def model_of(name: str, path: Path) -> ModelConfig:
     [
         ("llama-2-like", set()),
         ("mixtral-8x7b-like", {"moe.router.weight"}),
-        ("qwen3.5-like", {"delta.gates.weight", "delta.convolution"}),
+        ("qwen3.5-like", {"delta.gates.weight", "delta.conv.weight"}),
         ("bamba-like", {"mamba.steps.weight", "mamba.conv.weight"}),
         ("falcon-h1-like", {"mamba.steps.weight", "mamba.conv.weight"}),
         ("lfm2-like", {"conv.conv.weight"}),
         (
             "kimi-linear-like",
-            {"delta.gates.weight", "delta.convolution", "moe.router.weight"}
+            {"delta.gates.weight", "delta.conv.weight", "moe.router.weight"}
             | {"delta.decay_down.weight", "delta.decay_up.weight"},
         ),
     ],

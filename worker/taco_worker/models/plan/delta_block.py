@@ -19,10 +19,11 @@ from taco_worker.models.plan.hybrid_layers import recurrent_layers
 from taco_worker.models.plan.model_plan import TensorNames
 from taco_worker.models.plan.ops.activation import Activation
 from taco_worker.models.plan.ops.elementwise import Gate
-from taco_worker.models.plan.ops.recurrence import Convolve, DeltaRule
+from taco_worker.models.plan.ops.recurrence import DeltaRule
 from taco_worker.models.plan.parameters import Source
+from taco_worker.models.plan.short_conv_block import convolution
 from taco_worker.models.plan.slices import Slice
-from taco_worker.models.plan.views import Channels, Flatten, NegativeExp
+from taco_worker.models.plan.views import Flatten, NegativeExp
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,6 @@ class DeltaNetSpec:
     gate_kind: Literal["silu", "sigmoid"] = "silu"
     rates_shape: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        if self.width < 2:
-            raise ValueError(f"a convolution reads 2 tokens or more, not {self.width}")
-
 
 def delta_net(b: PlanBuilder, x: Slice, spec: DeltaNetSpec) -> Slice:
     """Linear attention of `x`, projected to the width of the stream."""
@@ -112,7 +109,7 @@ def delta_net(b: PlanBuilder, x: Slice, spec: DeltaNetSpec) -> Slice:
     gate = buffer.columns(qkv.size, values)
     out = buffer.columns(qkv.size + values, values)
     decay, beta = _project(b, x, spec, qkv, gate)
-    b.add(Convolve(qkv, qkv, b.state_entry(), _convolution(b, spec), None, spec.width, "silu"))
+    convolution(b, qkv, "delta.conv", spec.convolutions, spec.width, activation="silu")
     count, shape = heads.num_heads, spec.rates_shape
     views = (NegativeExp(),) if shape is None else (Flatten(shape), NegativeExp())
     rates = [Source(f"{spec.prefix}.A_log", 0, count, views)]
@@ -241,16 +238,3 @@ def _low_rank(b: PlanBuilder, x: Slice, name: str, parts: LowRank, out: Slice) -
     narrow = b.buffer("delta_low_rank", parts.down.size)
     b.linear(x, f"{name}_down", [parts.down], out=narrow)
     b.linear(narrow, f"{name}_up", [parts.up], out=out)
-
-
-def _convolution(b: PlanBuilder, spec: DeltaNetSpec) -> str:
-    layouts: list[list[Source]] = []
-    for modules in spec.convolutions:
-        layout, start = [], 0
-        for module in modules:
-            layout.append(Source(f"{module.name}.weight", start, module.size, (Channels(),)))
-            start += module.size
-        layouts.append(layout)
-    shape = (spec.heads.qkv_size, spec.width)
-    first, *others = layouts
-    return b.parameter("delta.convolution", shape, first, others=others)

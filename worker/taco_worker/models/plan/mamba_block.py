@@ -104,7 +104,7 @@ def mamba(b: PlanBuilder, x: Slice, spec: MambaSpec) -> Slice:
         b,
         inputs,
         "mamba.conv",
-        f"{spec.module}.conv1d",
+        [[Module(f"{spec.module}.conv1d", conv_size)]],
         spec.width,
         bias=spec.conv_bias,
         activation="silu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ from taco_worker.models.plan.ops.elementwise import Multiply
 from taco_worker.models.plan.ops.recurrence import Convolve
 from taco_worker.models.plan.parameters import Source
 from taco_worker.models.plan.slices import Slice
-from taco_worker.models.plan.views import Channels
+from taco_worker.models.plan.views import Channels, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def short_convolution(b: PlanBuilder, x: Slice, spec: ShortConvSpec) -> Slice:
     )
     before, after, value = (parts.columns(part * size, size) for part in range(3))
     b.add(Multiply(value, before))
-    convolution(b, value, "conv.conv", spec.conv, spec.width, bias=spec.bias)
+    convolution(b, value, "conv.conv", [[Module(spec.conv, size)]], spec.width, bias=spec.bias)
     b.add(Multiply(value, after))
     out = b.buffer(BLOCK_OUT, size)
     return b.linear(value, "conv.out_proj", [Module(spec.out, size)], bias=spec.bias, out=out)
@@ -52,27 +53,36 @@ def convolution(
     b: PlanBuilder,
     x: Slice,
     name: str,
-    module: str,
+    layouts: Sequence[Sequence[Module]],
     width: int,
     *,
-    bias: bool,
+    bias: bool = False,
     activation: Literal["silu"] | None = None,
 ) -> None:
     """Add a convolution of `x` in place, with its parameters and its state.
 
     Args:
-        module: stores [columns, 1, width].
+        layouts: modules that store [columns, 1, width] of some columns; a checkpoint has those of
+            one layout.
+        bias: the modules of the first layout have one.
 
     Raises:
         ValueError: it reads one token alone.
     """
     if width < 2:
         raise ValueError(f"a convolution reads 2 tokens or more, not {width}")
-    size = x.size
-    source = Source(f"{module}.weight", 0, size, (Channels(),))
-    weight = b.parameter(f"{name}.weight", (size, width), [source])
+    first, *others = ([*_sources(modules, "weight", Channels())] for modules in layouts)
+    weight = b.parameter(f"{name}.weight", (x.size, width), first, others=others)
     bias_name = None
     if bias:
-        sources = [Source(f"{module}.bias", 0, size)]
-        bias_name = b.parameter(f"{name}.bias", (size,), sources, initial=0.0)
+        sources = [*_sources(layouts[0], "bias")]
+        bias_name = b.parameter(f"{name}.bias", (x.size,), sources, initial=0.0)
     b.add(Convolve(x, x, b.state_entry(), weight, bias_name, width, activation))
+
+
+def _sources(modules: Sequence[Module], kind: str, *views: View) -> Iterator[Source]:
+    """The tensors of modules whose rows are side by side."""
+    start = 0
+    for module in modules:
+        yield Source(f"{module.name}.{kind}", start, module.size, views)
+        start += module.size
