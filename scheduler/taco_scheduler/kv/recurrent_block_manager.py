@@ -106,10 +106,6 @@ class RecurrentBlockManager(BlockManager):
         states.pending_position = position
         return states.pending
 
-    def _pinned_ends(self) -> set[Node]:
-        """The ends of the newest pinned prefixes: pins keep half of the snapshots at most."""
-        return set(islice(self._pins.nodes(), self.snapshots.num_snapshots // 2))
-
     def confirm(self, step_id: int) -> None:
         super().confirm(step_id)
         self.snapshots.confirm(step_id)
@@ -145,6 +141,10 @@ class RecurrentBlockManager(BlockManager):
         if states is not None and states.pending != NO_SNAPSHOT:
             self.snapshots.release(states.pending)
             states.pending = NO_SNAPSHOT
+
+    def _pinned_ends(self) -> set[Node]:
+        """The ends of the newest pinned prefixes: pins keep half of the snapshots at most."""
+        return set(islice(self._pins.nodes(), self.snapshots.num_snapshots // 2))
 
     def _cache_full_blocks(
         self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int | None

@@ -65,17 +65,6 @@ class StateSnapshots:
         self._unconfirmed[snapshot] = step_id
         return snapshot
 
-    def _oldest(self, pinned_ends: Set[Node]) -> int | None:
-        """The cached snapshot to evict; None: the next plan reads all of them."""
-        first = None
-        for snapshot, node in self._nodes.items():
-            if snapshot in self._reads:
-                continue
-            if node not in pinned_ends or node.snapshots.get(node.num_blocks) != snapshot:
-                return snapshot
-            first = snapshot if first is None else first
-        return first
-
     def overwrite(self, snapshot: int, step_id: int) -> None:
         """Record that a step writes a pending snapshot again."""
         self._unconfirmed[snapshot] = step_id
@@ -144,6 +133,17 @@ class StateSnapshots:
             self._detach(snapshot)
             self.release(snapshot)
         self._unconfirmed.clear()
+
+    def _oldest(self, pinned_ends: Set[Node]) -> int | None:
+        """The cached snapshot to evict; None: the next plan reads all of them."""
+        first = None
+        for snapshot, node in self._nodes.items():
+            if snapshot in self._reads:
+                continue
+            if node not in pinned_ends or node.snapshots.get(node.num_blocks) != snapshot:
+                return snapshot
+            first = snapshot if first is None else first
+        return first
 
     def _detach(self, snapshot: int) -> None:
         """Take a cached snapshot away from its position."""
