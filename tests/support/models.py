@@ -11,7 +11,7 @@ from taco_worker.attention.backend import create_attention_backend
 from taco_worker.backends import model_loading
 from taco_worker.backends.torch.plan_network import PlanNetwork
 from taco_worker.devices.transfers import Transfers
-from taco_worker.layers.ops import TorchOps
+from taco_worker.layers.torch_ops import TorchOps
 from taco_worker.models.plan.model_plan import ModelPlan
 from taco_worker.models.step_model import StepModel
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from taco_worker.layers.ops import TorchOps
+from taco_worker.layers.torch_ops import TorchOps
 from taco_worker.models.plan.ops.activation import ACTIVATIONS
 
 

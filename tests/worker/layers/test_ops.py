@@ -10,7 +10,7 @@ from torch import Tensor
 
 from taco_kernels.reference import elementwise as reference
 from taco_kernels.reference.rotary import apply_rotary, gather_angles
-from taco_worker.layers.ops import TorchOps
+from taco_worker.layers.torch_ops import TorchOps
 
 
 def test_heads_of_a_buffer_are_rotated_in_place() -> None:

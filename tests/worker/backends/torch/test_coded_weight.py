@@ -10,7 +10,7 @@ from support.random_codes import random_codes, shuffled_groups
 from taco_kernels.group_codes import GroupCodes
 from taco_kernels.packed_codes import PackedCodes, PackedExperts
 from taco_worker.backends.torch.coded_weight import CodedWeight
-from taco_worker.layers.ops import TorchOps
+from taco_worker.layers.torch_ops import TorchOps
 from taco_worker.quant.int8_rows import int8_rows
 
 CPU = torch.device("cpu")

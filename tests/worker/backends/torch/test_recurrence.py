@@ -16,7 +16,7 @@ from support.recurrences import (
     run_reference,
     split,
 )
-from taco_worker.layers.ops import TorchOps
+from taco_worker.layers.torch_ops import TorchOps
 
 RECURRENCES: tuple[Recurrence, ...] = (
     Convolution(),

@@ -25,7 +25,7 @@ from taco_worker.backends.torch.cuda_graphs import CudaGraphs, GraphShape
 from taco_worker.backends.torch.torch_loading import TorchBackend
 from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.devices.transfers import Transfers
-from taco_worker.layers.ops import TorchOps
+from taco_worker.layers.torch_ops import TorchOps
 from taco_worker.models.step_model import StepModel
 from taco_worker.sampling.torch_ops import TorchSampling
 

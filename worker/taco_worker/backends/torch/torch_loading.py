@@ -26,7 +26,8 @@ from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.backends.torch.weight_offload import buffer_bytes, num_host_layers, offload_layers
 from taco_worker.devices.selection import check_dtype, check_kv_dtype, check_weights_fit
 from taco_worker.devices.transfers import Transfers
-from taco_worker.layers.ops import LayerOps, TorchOps
+from taco_worker.layers.ops import LayerOps
+from taco_worker.layers.torch_ops import TorchOps
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.lora.factors import read_factors
